@@ -1,0 +1,149 @@
+"""A checkpoint directory: which files, which tensors, and their names and shapes checked before any is read."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from minimodel.config import ModelConfig
+from minimodel.errors import InputError, refuse
+from minimodel.files import inside, read_json_object
+from minimodel.roles import NUM_ROLES, RoleRules
+from minimodel.safetensors_file import TensorEntry, table_of_contents
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ROLE_TABLE, ROLE_PICKLE, CONTRACT, TOKENIZER = (
+    "role_embedding.safetensors",
+    "role_embedding.pt",
+    "contract.json",
+    "tokenizer.json",
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a directory holds, checked: the config, every tensor's entry by name, and notes for the manifest.
+
+    `contract` is the raw object of contract.json, None for a stock checkpoint (no role table, no contract).
+    """
+
+    directory: Path
+    config: ModelConfig
+    tensors: dict[str, TensorEntry]
+    contract: dict | None
+    warnings: tuple[str, ...]
+
+
+def open_checkpoint(directory: str | Path) -> Checkpoint:
+    """Reads the small files and every table of contents; InputError for whatever does not fit. Reads no tensor."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        found = "a file" if directory.exists() else "nothing"
+        raise InputError(f"{directory}: expected a checkpoint directory, found {found}")
+    config = ModelConfig.from_dict(read_json_object(inside(directory, CONFIG)), str(directory / CONFIG))
+    tensors = _weights(directory)
+    shapes = expected_shapes(config)
+    warnings = []
+    for name in sorted(set(tensors) - set(shapes)):
+        if not name.endswith("rotary_emb.inv_freq"):  # a derived buffer that old checkpoints saved
+            raise InputError(f"{tensors[name].path}: expected only tensors of Qwen2ForCausalLM, found {name[:120]!r}")
+        warnings.append(f"{name} is derived from rope_theta and was not read")
+        del tensors[name]
+    for name, shape in shapes.items():
+        if name == "lm_head.weight" and name not in tensors and config.tie_word_embeddings:
+            continue
+        if name not in tensors:
+            raise InputError(f"{directory}: expected tensor {name} {list(shape)}, found none")
+        if tensors[name].shape != shape:
+            raise refuse(f"{tensors[name].path}: shape of {name}", str(list(shape)), list(tensors[name].shape))
+    if config.tie_word_embeddings and "lm_head.weight" in tensors:
+        warnings.append("tie_word_embeddings is true but the file holds lm_head.weight: the file's head is used")
+    contract = _role_files(directory, config, tensors)
+    return Checkpoint(directory, config, tensors, contract, tuple(warnings))
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the decoder under its checkpoint name, in forward order, with its shape."""
+    e, i, d = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, e)}
+    for layer in range(config.num_hidden_layers):
+        at = f"model.layers.{layer}."
+        shapes[at + "input_layernorm.weight"] = (e,)
+        for name, width in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            shapes[f"{at}self_attn.{name}.weight"] = (width, e)
+            shapes[f"{at}self_attn.{name}.bias"] = (width,)
+        shapes[at + "self_attn.o_proj.weight"] = (e, q)
+        shapes[at + "post_attention_layernorm.weight"] = (e,)
+        shapes[at + "mlp.gate_proj.weight"] = (i, e)
+        shapes[at + "mlp.up_proj.weight"] = (i, e)
+        shapes[at + "mlp.down_proj.weight"] = (e, i)
+    shapes["model.norm.weight"] = (e,)
+    shapes["lm_head.weight"] = (config.vocab_size, e)
+    return shapes
+
+
+def _weights(directory: Path) -> dict[str, TensorEntry]:
+    single, index = inside(directory, SINGLE), inside(directory, INDEX)
+    if single.exists() and index.exists():
+        raise InputError(f"{directory}: expected {SINGLE} or {INDEX}, found both")
+    if not index.exists():
+        return table_of_contents(single)
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise refuse(f"{index}: weight_map", "an object from tensor names to file names", weight_map)
+    paths = {}
+    for name, file in weight_map.items():  # every entry is checked before any shard is opened
+        paths[name] = inside(directory, file)
+        if not paths[name].is_file():
+            raise InputError(f"{index}: expected the shard {file!r} of tensor {name[:120]!r}, found no such file")
+    tables = {path: table_of_contents(path) for path in sorted(set(paths.values()))}
+    for name, path in paths.items():
+        if name not in tables[path]:
+            raise InputError(f"{path}: expected tensor {name[:120]!r} as {INDEX} says, found none")
+    for path, table in tables.items():
+        for name in table:
+            if paths.get(name) != path:
+                raise InputError(f"{path}: holds tensor {name[:120]!r}, which {INDEX} does not place there")
+    return {name: tables[path][name] for name, path in paths.items()}
+
+
+def _role_files(directory: Path, config: ModelConfig, tensors: dict[str, TensorEntry]) -> dict | None:
+    """Adds the role table to `tensors` and returns contract.json's object; both files or neither."""
+    table, contract = inside(directory, ROLE_TABLE), inside(directory, CONTRACT)
+    if not table.exists() and (directory / ROLE_PICKLE).exists():
+        raise InputError(
+            f"{directory / ROLE_PICKLE}: pickles are never read here; "
+            f"convert it with: python -m experiments.adapt --base BASE --role-table {ROLE_PICKLE} --out DIR"
+        )
+    if table.exists() != contract.exists():
+        raise InputError(f"{directory}: expected {ROLE_TABLE} and {CONTRACT} together, found only one of them")
+    if not table.exists():
+        return None
+    entries = table_of_contents(table)
+    if set(entries) != {"weight"}:
+        raise refuse(f"{table}: tensors", "one, named 'weight'", sorted(entries))
+    entry = entries["weight"]
+    if len(entry.shape) != 2 or entry.shape[1] != config.hidden_size:
+        raise refuse(f"{table}: shape of weight", f"[rows, {config.hidden_size}]", list(entry.shape))
+    raw = read_json_object(contract)
+    tensors["role_embedding.weight"] = entry
+    needed = RoleRules.from_contract(raw, str(contract)).role_offset + NUM_ROLES
+    if entry.shape[0] < needed:
+        raise refuse(f"{table}: rows", f"at least {needed}: role_offset plus six roles", entry.shape[0])
+    return raw
+
+
+def file_digests(directory: str | Path) -> dict[str, str]:
+    """SHA-256 of each file that decides a bit, by name, in name order: the checkpoint's identity in a manifest."""
+    directory = Path(directory)
+    names = [CONFIG, TOKENIZER, ROLE_TABLE, CONTRACT, SINGLE, INDEX]
+    index = inside(directory, INDEX)
+    if index.exists():
+        names += sorted({str(file) for file in read_json_object(index).get("weight_map", {}).values()})
+    digests = {}
+    for name in sorted(set(names)):
+        path = inside(directory, name)
+        if path.is_file():
+            with open(path, "rb") as file:
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests

@@ -1,0 +1,156 @@
+"""`config.json` of a Qwen2.5 checkpoint: what the decoder needs, and a refusal by name of all it does not implement."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from minimodel.errors import InputError, refuse
+
+LARGEST = {  # far above any Qwen2.5; a hostile config is refused before anything is allocated
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 16,
+    "intermediate_size": 1 << 18,
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 10,
+    "num_key_value_heads": 1 << 10,
+    "head_dim": 1 << 10,
+    "max_position_embeddings": 1 << 24,
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a Qwen2.5 decoder, under Hugging Face's names (transformers `Qwen2Config`, 4.46 to 5.24)."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+
+    @property
+    def num_key_value_groups(self) -> int:
+        """Query heads that share one key/value head: H // H_kv."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], where: str = "config.json") -> "ModelConfig":
+        """Reads the object of a `config.json`; InputError names the key, what was expected and what was found."""
+        _refuse_other_models(raw, where)
+        _refuse_sliding_window(raw, where)
+        heads = _size(raw, "num_attention_heads", where)
+        kv_heads = _size(raw, "num_key_value_heads", where)
+        hidden = _size(raw, "hidden_size", where)
+        if heads % kv_heads:
+            raise refuse(f"{where}: num_attention_heads", f"a multiple of num_key_value_heads {kv_heads}", heads)
+        if raw.get("head_dim") is None and hidden % heads:
+            raise refuse(f"{where}: hidden_size", f"a multiple of num_attention_heads {heads}", hidden)
+        head_dim = hidden // heads if raw.get("head_dim") is None else _size(raw, "head_dim", where)
+        if head_dim % 2:
+            raise refuse(f"{where}: head_dim", "an even number, as rotary halves need", head_dim)
+        return cls(
+            vocab_size=_size(raw, "vocab_size", where),
+            hidden_size=hidden,
+            intermediate_size=_size(raw, "intermediate_size", where),
+            num_hidden_layers=_size(raw, "num_hidden_layers", where),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=_positive(raw.get("rms_norm_eps"), f"{where}: rms_norm_eps"),
+            rope_theta=_rope_theta(raw, where),
+            max_position_embeddings=_size(raw, "max_position_embeddings", where),
+            tie_word_embeddings=_flag(raw, "tie_word_embeddings", False, where),
+        )
+
+
+def _size(raw: dict[str, Any], key: str, where: str) -> int:
+    value = raw.get(key)
+    if type(value) is not int or not 0 < value <= LARGEST[key]:
+        raise refuse(f"{where}: {key}", f"an integer from 1 to {LARGEST[key]}", value)
+    return value
+
+
+def _positive(value: Any, where: str) -> float:
+    # Python compares int with float exactly, so a huge integer is refused here and never converted
+    if type(value) not in (int, float) or not 0 < value < 1e30:
+        raise refuse(where, "a positive number", value)
+    return float(value)
+
+
+def _flag(raw: dict[str, Any], key: str, default: bool, where: str) -> bool:
+    value = raw.get(key, default)
+    if type(value) is not bool:
+        raise refuse(f"{where}: {key}", "true or false", value)
+    return value
+
+
+def _refuse_other_models(raw: dict[str, Any], where: str) -> None:
+    model_type, architectures = raw.get("model_type"), raw.get("architectures")
+    if model_type is None and architectures is None:
+        raise refuse(f"{where}: model_type", "'qwen2'", None)
+    if model_type not in (None, "qwen2"):
+        raise refuse(f"{where}: model_type", "'qwen2'", model_type)
+    if architectures not in (None, ["Qwen2ForCausalLM"]):
+        raise refuse(f"{where}: architectures", "['Qwen2ForCausalLM']", architectures)
+    if raw.get("hidden_act", "silu") != "silu":
+        raise refuse(f"{where}: hidden_act", "'silu'", raw["hidden_act"])
+    if raw.get("quantization_config") is not None:
+        raise refuse(
+            f"{where}: quantization_config", "none: quantized weights are not implemented", raw["quantization_config"]
+        )
+
+
+def _refuse_sliding_window(raw: dict[str, Any], where: str) -> None:
+    """A window counts only when it is switched on and some layer slides; the bare number `sliding_window` does not."""
+    layer_types = raw.get("layer_types")
+    if layer_types is not None and (
+        not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
+    ):
+        raise refuse(f"{where}: layer_types", "only 'full_attention': sliding windows are not implemented", layer_types)
+    if not _flag(raw, "use_sliding_window", False, where) or layer_types is not None:
+        return
+    first = raw.get("max_window_layers", 28)  # transformers' default; layers from this one on slide
+    layers = raw.get("num_hidden_layers")
+    if type(first) is not int or type(layers) is not int or first < layers:
+        raise refuse(
+            f"{where}: use_sliding_window",
+            "false: sliding windows are not implemented",
+            f"true with max_window_layers {first} of {layers} layers",
+        )
+
+
+def _rope_theta(raw: dict[str, Any], where: str) -> float:
+    """transformers 4 writes `rope_theta`, 5 writes `rope_parameters.rope_theta`; both must agree where both stand."""
+    scaling = raw.get("rope_scaling")
+    if scaling is not None:
+        _refuse_scaled(scaling, f"{where}: rope_scaling")
+    parameters = raw.get("rope_parameters")
+    if parameters is not None:
+        _refuse_scaled(parameters, f"{where}: rope_parameters")
+    spellings = {
+        "rope_theta": raw.get("rope_theta"),
+        "rope_parameters.rope_theta": None if parameters is None else parameters.get("rope_theta"),
+        "rope_scaling.rope_theta": None if scaling is None else scaling.get("rope_theta"),
+    }
+    found = {key: _positive(value, f"{where}: {key}") for key, value in spellings.items() if value is not None}
+    if not found:
+        raise InputError(f"{where}: expected rope_theta or rope_parameters.rope_theta, found neither")
+    if len(set(found.values())) > 1:
+        raise InputError(f"{where}: expected one RoPE base, found " + ", ".join(f"{k} {v}" for k, v in found.items()))
+    return next(iter(found.values()))
+
+
+def _refuse_scaled(parameters: Any, where: str) -> None:
+    if not isinstance(parameters, dict):
+        raise refuse(where, "an object", parameters)
+    for key, value in parameters.items():
+        if key in ("rope_type", "type"):
+            if value not in ("default", None):
+                raise refuse(f"{where}.{key}", "'default': RoPE scaling is not implemented", value)
+        elif key != "rope_theta" and not (key == "partial_rotary_factor" and value in (1, 1.0, None)):
+            raise refuse(f"{where}.{key}", "no such key: RoPE scaling is not implemented", value)

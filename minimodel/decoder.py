@@ -1,0 +1,195 @@
+"""The decoder: Qwen2.5 in plain PyTorch, one page, with a role term at the input and a cache it does not know.
+
+Read top to bottom. Every numeric step is named through `observe`, in forward order, so that two runs, or a run here
+and one under transformers, can be compared step by step. Source of names and of the rounding order: transformers
+`models/qwen2/modeling_qwen2.py` (4.46 to 5.24). Shapes: B batch, T query length, S key length, H query heads,
+H_kv key/value heads, D head size, E hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from minimodel.attention import ATTENTION_KERNELS, causal_mask, check_mask
+from minimodel.config import ModelConfig
+from minimodel.linear import LINEAR_KERNELS, Linear
+from minimodel.norm import rms_norm
+from minimodel.numerics import NumericContract
+from minimodel.roles import RoleRules
+from minimodel.rotary import RotaryTables, apply_rotary
+
+Observe = Callable[[str, Tensor], None]
+
+
+class Cache(Protocol):
+    """What the decoder asks of a cache: the length it holds, and to append one layer's new keys and values."""
+
+    def __len__(self) -> int: ...
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """keys, values [B, H_kv, T, D] -> all of this layer's so far, [B, H_kv, S, D] each."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: two norm weights [E] and seven linear maps, their weights already inside the kernel."""
+
+    input_layernorm: Tensor
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    post_attention_layernorm: Tensor
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+
+
+class Decoder:
+    """A Qwen2.5 decoder over named weights.
+
+    weights: the checkpoint's own names (`model.embed_tokens.weight` [V, E], `model.layers.0.self_attn.q_proj.weight`
+    [H*D, E], ...), all in the contract's dtype and device, plus `role_embedding.weight` [rows, E] where the checkpoint
+    has a role table. Without `lm_head.weight` the head is tied to the embedding. Nothing is copied: parameters that
+    require gradients train.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        numeric: NumericContract,
+        rules: RoleRules | None = None,
+    ) -> None:
+        self.config, self.numeric, self.rules = config, numeric, rules or RoleRules()
+        linear = LINEAR_KERNELS[numeric.linear]
+        self.attend = ATTENTION_KERNELS[numeric.attention]
+        self.embed_tokens = weights["model.embed_tokens.weight"]
+        self.role_embedding = weights.get("role_embedding.weight")
+        self.layers = tuple(_layer(weights, f"model.layers.{i}.", linear) for i in range(config.num_hidden_layers))
+        self.norm = weights["model.norm.weight"]
+        self.lm_head = linear(weights.get("lm_head.weight", self.embed_tokens), None)
+        self.rotary = RotaryTables(
+            config.head_dim, config.rope_theta, self.embed_tokens.dtype, self.embed_tokens.device
+        )
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        roles: Tensor | None,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        cache: Cache | None = None,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        """input_ids, roles, position_ids int64 [B, T]; mask bool [B, 1, T, S]; cache of S - T tokens -> [B, T, E].
+
+        `roles` are raw roles 0-5, None exactly for a stock checkpoint. `mask` None means plain causal attention.
+        Errors: InputError for a mask of another dtype or shape.
+        """
+        note = observe or _unobserved
+        length = input_ids.shape[1]
+        key_length = length + (0 if cache is None else len(cache))
+        check_mask(mask, input_ids.shape[0], length, key_length)
+        if mask is None and length > 1 and key_length > length:
+            mask = causal_mask(length, key_length, input_ids.device)
+        hidden_states = self.embed(input_ids, roles)
+        note("embed", hidden_states)
+        rotary = self.rotary.at(position_ids, key_length)
+        for index, layer in enumerate(self.layers):
+            name = f"layers.{index}."
+            normed = rms_norm(hidden_states, layer.input_layernorm, self.config.rms_norm_eps)
+            note(name + "input_layernorm", normed)
+            hidden_states = hidden_states + self._attention(index, layer, normed, rotary, mask, cache, note)
+            note(name + "attention_residual", hidden_states)
+            normed = rms_norm(hidden_states, layer.post_attention_layernorm, self.config.rms_norm_eps)
+            note(name + "post_attention_layernorm", normed)
+            hidden_states = hidden_states + _mlp(name, layer, normed, note)
+            note(name + "mlp_residual", hidden_states)
+        hidden_states = rms_norm(hidden_states, self.norm, self.config.rms_norm_eps)
+        note("norm", hidden_states)
+        return hidden_states
+
+    def embed(self, input_ids: Tensor, roles: Tensor | None) -> Tensor:
+        """embed_tokens[token] + role_embedding[offset + role], the sum in the model dtype: [B, T] -> [B, T, E]."""
+        assert (roles is None) == (self.role_embedding is None), "roles go with a role table, and only with one"
+        hidden_states = F.embedding(input_ids, self.embed_tokens)
+        if roles is None or self.role_embedding is None:
+            return hidden_states
+        return hidden_states + F.embedding(roles + self.rules.role_offset, self.role_embedding)
+
+    def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:
+        """[B, T, E] -> [B, T, V] in the model dtype; no cast to FP32: the argmax sees the model's own rounding."""
+        logits = self.lm_head(hidden_states)
+        (observe or _unobserved)("logits", logits)
+        return logits
+
+    def _attention(
+        self,
+        index: int,
+        layer: Layer,
+        normed: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: Cache | None,
+        note: Observe,
+    ) -> Tensor:
+        """Grouped-query attention with biased q, k, v and an unbiased o: [B, T, E] -> [B, T, E]."""
+        batch, length, _ = normed.shape
+        heads = (batch, length, -1, self.config.head_dim)
+        name = f"layers.{index}.self_attn."
+        query, keys, values = layer.q_proj(normed), layer.k_proj(normed), layer.v_proj(normed)
+        note(name + "q_proj", query)
+        note(name + "k_proj", keys)
+        note(name + "v_proj", values)
+        # [B, T, H*D] -> [B, H, T, D]
+        query = apply_rotary(query.view(heads).transpose(1, 2), *rotary)
+        keys = apply_rotary(keys.view(heads).transpose(1, 2), *rotary)
+        values = values.view(heads).transpose(1, 2)
+        note(name + "q_rotary", query)
+        note(name + "k_rotary", keys)
+        if cache is not None:
+            keys, values = cache.append(index, keys, values)
+        out = self.attend(query, keys, values, mask, self.config.head_dim**-0.5)
+        out = out.reshape(batch, length, -1)
+        note(name + "attention", out)
+        out = layer.o_proj(out)
+        note(name + "o_proj", out)
+        return out
+
+
+def _mlp(name: str, layer: Layer, normed: Tensor, note: Observe) -> Tensor:
+    """SwiGLU: down(silu(gate(x)) * up(x)), [B, T, E] -> [B, T, E]; silu and product each round to the model dtype."""
+    gate, up = layer.gate_proj(normed), layer.up_proj(normed)
+    note(name + "mlp.gate_proj", gate)
+    note(name + "mlp.up_proj", up)
+    product = F.silu(gate) * up
+    note(name + "mlp.product", product)
+    down = layer.down_proj(product)
+    note(name + "mlp.down_proj", down)
+    return down
+
+
+def _layer(weights: Mapping[str, Tensor], name: str, linear: Callable[[Tensor, Tensor | None], Linear]) -> Layer:
+    def prepared(module: str) -> Linear:
+        return linear(weights[f"{name}{module}.weight"], weights.get(f"{name}{module}.bias"))
+
+    return Layer(
+        input_layernorm=weights[name + "input_layernorm.weight"],
+        q_proj=prepared("self_attn.q_proj"),
+        k_proj=prepared("self_attn.k_proj"),
+        v_proj=prepared("self_attn.v_proj"),
+        o_proj=prepared("self_attn.o_proj"),
+        post_attention_layernorm=weights[name + "post_attention_layernorm.weight"],
+        gate_proj=prepared("mlp.gate_proj"),
+        up_proj=prepared("mlp.up_proj"),
+        down_proj=prepared("mlp.down_proj"),
+    )
+
+
+def _unobserved(name: str, tensor: Tensor) -> None:
+    """The default observer."""

@@ -1,0 +1,11 @@
+"""The one exception for bad input: a file, a value or an option that the project does not accept."""
+
+
+class InputError(ValueError):
+    """Bad input, described in one line: what, where, expected and found. Commands turn it into exit code 2."""
+
+
+def refuse(where: str, expected: str, found: object) -> InputError:
+    """The usual one-line message. `found` is shown as its repr, cut to 120 characters."""
+    text = repr(found)
+    return InputError(f"{where}: expected {expected}, found {text if len(text) <= 120 else text[:117] + '...'}")

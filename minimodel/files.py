@@ -1,0 +1,66 @@
+"""Reading a checkpoint directory's small files: bounded, inside the directory, and never a traceback."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from minimodel.errors import InputError
+
+MAX_JSON_BYTES = 64 * 1024 * 1024  # the largest public Qwen2.5 tokenizer.json is 11 MB
+
+
+def inside(directory: Path, name: str) -> Path:
+    """The path of `name` in `directory`, refused when it is not a plain name or leads outside (through a link, say)."""
+    if not isinstance(name, str) or not name or "/" in name or "\\" in name or "\0" in name or name in (".", ".."):
+        raise InputError(f"{directory}: expected a plain file name, found {str(name)[:120]!r}")
+    path = directory / name
+    try:
+        resolved = path.resolve(strict=False)
+        home = directory.resolve(strict=False)
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise InputError(f"{path}: cannot be resolved ({error})") from None
+    if resolved.parent != home:
+        raise InputError(f"{path}: expected a file inside its directory, found a link to {resolved}")
+    return path
+
+
+def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
+    """The file's bytes; InputError when it is missing, not a plain file, unreadable or larger than `limit`."""
+    try:
+        if not path.is_file():
+            raise InputError(f"{path}: expected a file, found {'a directory' if path.is_dir() else 'nothing'}")
+        size = path.stat().st_size
+        if size > limit:
+            raise InputError(f"{path}: expected at most {limit} bytes, found {size}")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"the key {key[:80]!r} appears twice")
+        result[key] = value
+    return result
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def parse_json(data: bytes, where: object) -> Any:
+    """Strict JSON: UTF-8, no duplicate keys, no NaN or Infinity. InputError names the place."""
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: expected JSON, found {' '.join(str(error).split())[:160]}") from None
+
+
+def read_json_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """A JSON file that holds one object."""
+    value = parse_json(read_bytes(path, limit), path)
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value

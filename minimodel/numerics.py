@@ -1,0 +1,133 @@
+"""The numeric contract: everything that may change a bit, chosen explicitly, put in force, and recorded."""
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from minimodel.errors import InputError, refuse
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+KERNELS = {  # the short form: attention kernel, linear kernel
+    "repeat_kv": ("repeat_kv", "plain"),
+    "packed_gqa": ("packed_gqa", "plain"),
+}
+DEFAULT_THREADS = 2
+
+
+@dataclass(frozen=True)
+class NumericContract:
+    """dtype bf16 | fp16 | fp32 | fp64; device 'cpu', 'cuda', 'cuda:N'; kernels in short form or by part; CPU threads.
+
+    `attention` and `linear` override their half of `kernels`. After construction both hold the names in force.
+    """
+
+    dtype: str
+    device: str = "cpu"
+    kernels: str = "repeat_kv"
+    attention: str = ""
+    linear: str = ""
+    threads: int = DEFAULT_THREADS
+
+    def __post_init__(self) -> None:
+        from minimodel.attention import ATTENTION_KERNELS
+        from minimodel.linear import LINEAR_KERNELS
+
+        if self.dtype not in DTYPES:
+            raise refuse("dtype", " or ".join(DTYPES), self.dtype)
+        if self.kernels not in KERNELS:
+            raise refuse("kernels", " or ".join(KERNELS), self.kernels)
+        if type(self.threads) is not int or not 1 <= self.threads <= 1024:
+            raise refuse("threads", "an integer from 1 to 1024", self.threads)
+        attention, linear = KERNELS[self.kernels]
+        object.__setattr__(self, "attention", self.attention or attention)
+        object.__setattr__(self, "linear", self.linear or linear)
+        if self.attention not in ATTENTION_KERNELS:
+            raise refuse("attention kernel", " or ".join(ATTENTION_KERNELS), self.attention)
+        if self.linear not in LINEAR_KERNELS:
+            raise refuse("linear kernel", " or ".join(LINEAR_KERNELS), self.linear)
+        _check_device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of weights, activations, K/V and logits."""
+        return DTYPES[self.dtype]
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    def apply(self) -> None:
+        """Puts the process-wide settings in force, whatever the caller had set: threads, TF32, reduced precision."""
+        torch.set_num_threads(self.threads)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.allow_tf32 = False
+        # the paper's surface leaves cuDNN's TF32 on in BF16 (the decoder calls no cuDNN operation); FP32 wants it off
+        torch.backends.cudnn.allow_tf32 = self.dtype in ("bf16", "fp16")
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def require_in_force(self) -> None:
+        """InputError when something changed a setting since `apply`: the bits would no longer be this contract's."""
+        for name, expected in self._settings_wanted().items():
+            found = _settings()[name]
+            if found != expected:
+                raise refuse(f"process setting {name}", f"{expected!r} as the numeric contract set it", found)
+
+    def _settings_wanted(self) -> dict[str, Any]:
+        return {
+            "threads": self.threads,
+            "float32_matmul_precision": "highest",
+            "cuda_matmul_allow_tf32": False,
+            "cudnn_allow_tf32": self.dtype in ("bf16", "fp16"),
+            "bf16_reduced_precision_reduction": False,
+            "fp16_reduced_precision_reduction": False,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """What a manifest keeps: names chosen and settings as read back from the process."""
+        return {
+            "dtype": self.dtype,
+            "device": self.device,
+            "attention": self.attention,
+            "linear": self.linear,
+            **_settings(),
+        }
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine facts that may move bits; recorded in every manifest, compared on resume."""
+    found = {"python": platform.python_version(), "platform": platform.system(), "machine": platform.machine()}
+    for package in ("torch", "safetensors", "tokenizers", "numpy", "scipy", "click"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    found["mkldnn"] = str(torch.backends.mkldnn.is_available()).lower()
+    found["accelerator"] = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
+    return found
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "threads": torch.get_num_threads(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cuda_matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "bf16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "fp16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    }
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise refuse("device", "cpu, cuda or cuda:N", name) from None
+    if device.type not in ("cpu", "cuda"):
+        raise refuse("device", "cpu, cuda or cuda:N", name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device: expected one of {torch.cuda.device_count()} CUDA devices, found {name!r}")

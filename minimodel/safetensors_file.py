@@ -1,0 +1,95 @@
+"""One safetensors file: its validated table of contents, and reading a tensor straight into its place.
+
+The `safetensors` library checks the file (header, ranges, total size); the bytes are then read with plain reads into
+memory that is already allocated. Mapping the file instead would count every weight twice while it is copied.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minimodel.errors import InputError
+
+FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+STAGE_BYTES = 32 * 1024 * 1024  # a tensor whose dtype or device differs is read through a buffer of this size
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies: file, name, dtype as the file spells it, shape, and its byte range in the file."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def table_of_contents(path: Path) -> dict[str, TensorEntry]:
+    """The file's tensors by name. InputError for a file that is missing, cut, padded or otherwise damaged."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            names = set(opened.keys())
+        with open(path, "rb") as file:
+            (header_length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(header_length))
+    except FileNotFoundError:
+        raise InputError(f"{path}: expected a safetensors file, found nothing") from None
+    except (SafetensorError, OSError, ValueError, struct.error, RecursionError) as error:
+        raise InputError(f"{path}: incomplete or damaged ({' '.join(str(error).split())[:160]})") from None
+    header.pop("__metadata__", None)
+    if set(header) != names:
+        raise InputError(f"{path}: incomplete or damaged (its header names a tensor twice)")
+    base = 8 + header_length
+    return {
+        name: TensorEntry(
+            path,
+            name,
+            entry["dtype"],
+            tuple(entry["shape"]),
+            base + entry["data_offsets"][0],
+            base + entry["data_offsets"][1],
+        )
+        for name, entry in header.items()
+    }
+
+
+def read_into(entry: TensorEntry, target: Tensor) -> None:
+    """Fills `target` (contiguous, the entry's shape) from the file; a differing dtype is rounded once, to target's.
+
+    InputError for a dtype that is not a plain float (FP8, integers) and for a file that ends early.
+    """
+    if entry.dtype not in FILE_DTYPES:
+        raise InputError(f"{entry.path}: tensor {entry.name}: expected BF16, F16, F32 or F64, found {entry.dtype}")
+    assert tuple(target.shape) == entry.shape and target.is_contiguous(), f"{entry.name}: wrong place"
+    flat, dtype = target.view(-1), FILE_DTYPES[entry.dtype]
+    try:
+        with open(entry.path, "rb", buffering=0) as file:
+            file.seek(entry.start)
+            if dtype == target.dtype and target.device.type == "cpu":
+                _fill(file, flat, entry)
+                return
+            step = STAGE_BYTES // dtype.itemsize
+            stage = torch.empty(min(step, flat.numel()), dtype=dtype)
+            for first in range(0, flat.numel(), step):
+                part = stage[: min(step, flat.numel() - first)]
+                _fill(file, part, entry)
+                flat[first : first + part.numel()].copy_(part)
+    except OSError as error:
+        raise InputError(f"{entry.path}: cannot be read ({error.strerror or error})") from None
+
+
+def _fill(file, part: Tensor, entry: TensorEntry) -> None:
+    view = memoryview(part.view(torch.uint8).numpy()) if part.numel() else memoryview(b"")
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise InputError(f"{entry.path}: incomplete or damaged (tensor {entry.name} ends early)")
+        done += count
