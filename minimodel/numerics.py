@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from minimodel.attention import ATTENTION_KERNELS
 from minimodel.errors import InputError, refuse
+from minimodel.linear import LINEAR_KERNELS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 KERNELS = {  # the short form: attention kernel, linear kernel
@@ -32,9 +34,6 @@ class NumericContract:
     threads: int = DEFAULT_THREADS
 
     def __post_init__(self) -> None:
-        from minimodel.attention import ATTENTION_KERNELS
-        from minimodel.linear import LINEAR_KERNELS
-
         if self.dtype not in DTYPES:
             raise refuse("dtype", " or ".join(DTYPES), self.dtype)
         if self.kernels not in KERNELS:

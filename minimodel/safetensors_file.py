@@ -7,6 +7,7 @@ memory that is already allocated. Mapping the file instead would count every wei
 import json
 import struct
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -85,8 +86,8 @@ def read_into(entry: TensorEntry, target: Tensor) -> None:
         raise InputError(f"{entry.path}: cannot be read ({error.strerror or error})") from None
 
 
-def _fill(file, part: Tensor, entry: TensorEntry) -> None:
-    view = memoryview(part.view(torch.uint8).numpy()) if part.numel() else memoryview(b"")
+def _fill(file: FileIO, part: Tensor, entry: TensorEntry) -> None:
+    view = part.view(torch.uint8).numpy().data  # the tensor's own memory, one-dimensional because `part` is
     done = 0
     while done < len(view):
         count = file.readinto(view[done:])

@@ -1,0 +1,118 @@
+"""The three constructions of the boundary state, never conflated: live, incremental, prefill."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from cache.boundary import Boundary
+from cache.kv import KVCache
+from decode.greedy import generate, require_equal_copies
+from decode.state import State
+from decode.stepper import FunctionalRecord, Stepper, rules_match
+from minimodel.decoder import Decoder, Observe
+from minimodel.errors import InputError, refuse
+from minimodel.roles import attention_mask
+
+COPIES = 2  # the paper's physical batch: two duplicates of one problem
+
+
+@torch.inference_mode()
+def build_live(model: Decoder, prompt: State, copies: int = COPIES) -> Boundary:
+    """Ordinary greedy generation from a prompt block to the boundary, its cache retained.
+
+    The prompt, too, is consumed one token at a time: the paper finds live and incremental caches equal in every bit on
+    all layers, which holds only if no part of the live path was a call of several tokens.
+    """
+    rules_match(model, prompt.contract.rules)
+    if len(prompt) < 2 or prompt.structure.block != 1 or prompt.structure.open:
+        raise InputError("live: expected a state that ends with the prompt's closing delimiter")
+    stepper = _stepper(model, prompt.contract.prefix_limit(len(prompt)), copies)
+    for token, role in zip(prompt.tokens, prompt.roles):
+        stepper.feed(token, role)
+    out, hidden = generate(stepper, prompt.contract, prompt.structure, None, lambda s: s.at_boundary)
+    state = State(prompt.contract, prompt.tokens + out.tokens, prompt.roles + out.roles, out.structure)
+    return replace(_from_stepper("live", state, stepper, hidden, None), margins=out.margins)
+
+
+@torch.inference_mode()
+def build_incremental(model: Decoder, state: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
+    """The same tokens, teacher-forced one at a time; no logits until the last."""
+    _require_boundary(model, state)
+    stepper = _stepper(model, len(state), copies)
+    hidden = torch.empty(0)
+    for token, role in zip(state.tokens, state.roles):
+        hidden = stepper.feed(token, role, observe)
+    return _from_stepper("incremental", state, stepper, hidden, observe)
+
+
+@torch.inference_mode()
+def build_prefill(
+    model: Decoder,
+    state: State,
+    copies: int = COPIES,
+    chunk: int | None = None,
+    observe: Observe | None = None,
+) -> Boundary:
+    """The same tokens in one forward call, or in calls of `chunk` tokens (chunk 1 is incremental's arithmetic)."""
+    _require_boundary(model, state)
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise refuse("chunk", "a positive number of tokens, or none for one call", chunk)
+    device = model.numeric.torch_device
+    tokens = torch.tensor(state.tokens, device=device).expand(copies, -1)
+    roles = torch.tensor(state.roles, device=device).expand(copies, -1)
+    positions = torch.arange(len(state), device=device).expand(copies, -1)
+    cache, record, hidden = KVCache.for_model(model, copies, len(state)), FunctionalRecord(), torch.empty(0)
+    for start in range(0, len(state), chunk or len(state)):
+        part = slice(start, min(start + (chunk or len(state)), len(state)))
+        mask = attention_mask(roles[:1, part], roles[:1, : part.stop], visibility=model.rules.visibility)
+        _record(record, state, positions[0], mask, part)
+        mask = mask.expand(copies, -1, -1, -1)
+        hidden = model(tokens[:, part], roles[:, part], positions[:, part], mask, cache, observe)
+    again = partial(build_prefill, model, state, copies, chunk)
+    return replace(_finish("prefill", model, state, cache, record, hidden, observe), rebuild=again)
+
+
+def _record(record: FunctionalRecord, state: State, positions: Tensor, mask: Tensor, part: slice) -> None:
+    """Enters the rows of one call: each slot sees its row through itself, and must see nothing later."""
+    rows = mask[0, 0].cpu()
+    assert not rows.triu(part.start + 1).any(), "a query may attend to a later key"
+    for row, slot in enumerate(range(part.start, part.stop)):
+        record.add(state.tokens[slot], state.roles[slot], int(positions[slot]), rows[row, : slot + 1])
+
+
+def _stepper(model: Decoder, capacity: int, copies: int) -> Stepper:
+    return Stepper(model, KVCache.for_model(model, copies, capacity), copies, capacity)
+
+
+def _require_boundary(model: Decoder, state: State) -> None:
+    rules_match(model, state.contract.rules)
+    if not state.structure.at_boundary:
+        raise InputError("boundary: expected a state that ends with merge's opening delimiter")
+    limit = model.config.max_position_embeddings
+    if len(state) > limit:
+        raise InputError(f"context: expected at most max_position_embeddings {limit} tokens, found {len(state)}")
+
+
+def _from_stepper(name: str, state: State, stepper: Stepper, hidden: Tensor, observe: Observe | None) -> Boundary:
+    assert isinstance(stepper.cache, KVCache)
+    return _finish(name, stepper.model, state, stepper.cache.copy(), stepper.record, hidden, observe)
+
+
+def _finish(
+    name: str,
+    model: Decoder,
+    state: State,
+    cache: KVCache,
+    record: FunctionalRecord,
+    hidden: Tensor,
+    observe: Observe | None,
+) -> Boundary:
+    """Fails closed: the copies must agree in every bit, and nothing may be NaN or infinite."""
+    assert len(cache) == record.length == len(state), "cache, record and state differ in length"
+    logits = model.logits(hidden[:, -1:], observe)[:, 0].clone()
+    cache.require_equal_copies()
+    require_equal_copies(logits, "boundary logits")
+    cache.require_finite()
+    return Boundary(name, state, cache, logits, record)

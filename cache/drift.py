@@ -1,0 +1,167 @@
+"""Comparing caches and logits: a verdict in raw bits, the first difference, and how far apart the numbers are."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cache.kv import KVCache
+from minimodel.errors import InputError
+from minimodel.numbers import bits
+
+
+@dataclass(frozen=True)
+class TensorDrift:
+    """Two tensors of one shape. differing: elements whose bits differ. Norms and differences in float64.
+
+    relative_l2 = delta_l2 / the larger of the two source norms (paper, section 3.4), 0 when both are 0. Where either
+    tensor holds NaN or infinity the numbers are None: no arithmetic on them means anything, and JSON cannot hold them.
+    first: index of the first differing element in row-major order, None when exact.
+    """
+
+    elements: int
+    differing: int
+    max_abs: float | None
+    sum_abs: float | None
+    delta_square: float | None
+    left_square: float | None
+    right_square: float | None
+    first: tuple[int, ...] | None
+
+    @property
+    def exact(self) -> bool:
+        return self.differing == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return _numbers(
+            self.exact,
+            self.differing,
+            self.elements,
+            self.max_abs,
+            self.sum_abs,
+            self.delta_square,
+            self.left_square,
+            self.right_square,
+        )
+
+
+@dataclass(frozen=True)
+class CacheDrift:
+    """All tensors of two caches, in forward order: ((key, value) of layer 0, ...)."""
+
+    layers: tuple[tuple[TensorDrift, TensorDrift], ...]
+
+    @property
+    def exact(self) -> bool:
+        return all(drift.exact for pair in self.layers for drift in pair)
+
+    @property
+    def first_difference(self) -> dict[str, Any] | None:
+        """{layer, tensor, position}: the first tensor in forward order that differs, and in it the first token slot."""
+        for layer, pair in enumerate(self.layers):
+            for name, drift in zip(("key", "value"), pair):
+                if drift.first is not None:
+                    return {"layer": layer, "tensor": name, "position": drift.first[0]}
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ledger's object: whole-cache numbers, first difference, and one pair of objects a layer."""
+        flat = [drift for pair in self.layers for drift in pair]
+        whole = _numbers(
+            self.exact,
+            sum(d.differing for d in flat),
+            sum(d.elements for d in flat),
+            _over(max, [d.max_abs for d in flat]),
+            _over(sum, [d.sum_abs for d in flat]),
+            _over(sum, [d.delta_square for d in flat]),
+            _over(sum, [d.left_square for d in flat]),
+            _over(sum, [d.right_square for d in flat]),
+        )
+        layers = [{"key": key.as_dict(), "value": value.as_dict()} for key, value in self.layers]
+        return {**whole, "first_difference": self.first_difference, "layers": layers}
+
+
+def compare(left: KVCache, right: KVCache) -> CacheDrift:
+    """Compares every K and V tensor of two caches of one geometry; InputError names what differs in geometry."""
+    if left.layers != right.layers:
+        raise InputError(f"caches: expected equal layer counts, found {left.layers} and {right.layers}")
+    layers = []
+    for layer in range(left.layers):
+        key = compare_tensors(left.keys(layer), right.keys(layer), f"layer {layer} key", positions=True)
+        value = compare_tensors(left.values(layer), right.values(layer), f"layer {layer} value", positions=True)
+        layers.append((key, value))
+    return CacheDrift(tuple(layers))
+
+
+def compare_tensors(left: Tensor, right: Tensor, name: str, positions: bool = False) -> TensorDrift:
+    """`positions`: the third axis is the token slot, and `first` = (slot, copy, head, component) of the lowest slot."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        raise InputError(
+            f"{name}: expected equal dtype and shape, found {left.dtype} {list(left.shape)} and "
+            f"{right.dtype} {list(right.shape)}"
+        )
+    unequal = bits(left) != bits(right)
+    differing = int(unequal.sum())
+    # differences and norms see FP64, where the subtraction of two BF16 or FP32 values is exact or nearly so
+    wide = left.to(torch.float64)
+    other = wide if differing == 0 else right.to(torch.float64)
+    left_square = float(wide.square().sum())
+    right_square = left_square if differing == 0 else float(other.square().sum())
+    if not math.isfinite(left_square + right_square):
+        return TensorDrift(left.numel(), differing, None, None, None, None, None, _first(unequal, differing, positions))
+    if differing == 0:
+        return TensorDrift(left.numel(), 0, 0.0, 0.0, 0.0, left_square, right_square, None)
+    delta = (wide - other).abs()
+    return TensorDrift(
+        left.numel(),
+        differing,
+        float(delta.max()),
+        float(delta.sum()),
+        float(delta.square().sum()),
+        left_square,
+        right_square,
+        _first(unequal, differing, positions),
+    )
+
+
+def _first(unequal: Tensor, differing: int, positions: bool) -> tuple[int, ...] | None:
+    if differing == 0:
+        return None
+    ordered = unequal.permute(2, 0, 1, 3) if positions else unequal
+    flat = int(ordered.reshape(-1).to(torch.uint8).argmax())
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), ordered.shape))
+
+
+def _over(function: Any, values: list[float | None]) -> float | None:
+    return None if any(value is None for value in values) else function(values)
+
+
+def _numbers(
+    exact: bool,
+    differing: int,
+    elements: int,
+    max_abs: float | None,
+    sum_abs: float | None,
+    delta_square: float | None,
+    left_square: float | None,
+    right_square: float | None,
+) -> dict[str, Any]:
+    if max_abs is None or sum_abs is None or delta_square is None or left_square is None or right_square is None:
+        keys = ("max_abs", "mean_abs", "delta_l2", "left_l2", "right_l2", "relative_l2")
+        return {"exact": exact, "differing": differing, "elements": elements, "finite": False, **dict.fromkeys(keys)}
+    delta_l2, left_l2, right_l2 = (math.sqrt(x) for x in (delta_square, left_square, right_square))
+    largest = max(left_l2, right_l2)
+    return {
+        "exact": exact,
+        "differing": differing,
+        "elements": elements,
+        "finite": True,
+        "max_abs": max_abs,
+        "mean_abs": sum_abs / elements,
+        "delta_l2": delta_l2,
+        "left_l2": left_l2,
+        "right_l2": right_l2,
+        "relative_l2": delta_l2 / largest if largest else 0.0,
+    }

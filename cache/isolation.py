@@ -1,0 +1,49 @@
+"""Storage isolation: whether two caches, or any tensors, could ever write into one another."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from cache.kv import KVCache
+
+
+def memory_ranges(tensors: Iterable[Tensor]) -> list[tuple[str, int, int]]:
+    """(device, first byte, one past the last byte) of each tensor's whole storage, not of its view."""
+    ranges = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            ranges.append((str(tensor.device), storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+    return ranges
+
+
+def disjoint(*groups: Iterable[Tensor]) -> bool:
+    """No byte of a storage in one group belongs to a storage of another; within a group nothing is asked."""
+    marked = sorted((*span, index) for index, group in enumerate(groups) for span in memory_ranges(group))
+    reach: tuple[str, int, int] | None = None  # the span that reaches furthest so far: device, stop, group
+    for device, start, stop, group in marked:
+        if reach is not None and reach[0] == device and start < reach[1] and group != reach[2]:
+            return False
+        if reach is None or reach[0] != device or stop > reach[1]:
+            reach = (device, stop, group)
+    return True
+
+
+def cache_tensors(cache: KVCache) -> list[Tensor]:
+    """The key and value views of a cache, in forward order."""
+    return [tensor for _, _, tensor in cache.tensors()]
+
+
+def geometry(cache: KVCache) -> list[dict[str, object]]:
+    """Shape, stride, dtype and device of every tensor, as a ledger records them."""
+    return [
+        {
+            "layer": layer,
+            "tensor": name,
+            "shape": list(tensor.shape),
+            "stride": list(tensor.stride()),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "device": str(tensor.device),
+        }
+        for layer, name, tensor in cache.tensors()
+    ]

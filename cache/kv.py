@@ -1,0 +1,118 @@
+"""Key/value storage that is allocated once, owns its length, and gives attention views."""
+
+import torch
+from torch import Tensor
+
+from decode.greedy import RowFailure, require_equal_copies
+from minimodel.decoder import Decoder
+from minimodel.errors import refuse
+from minimodel.numbers import same_bits
+
+
+class KVCache:
+    """One key and one value tensor a layer, each its own storage [B, H_kv, capacity, D], filled from slot 0.
+
+    Slots at or beyond `len(cache)` hold anything and are never read.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        devices: torch.device | list[torch.device],
+    ) -> None:
+        places = devices if isinstance(devices, list) else [devices] * layers
+        shape = (batch, heads, capacity, head_dim)
+        self.layers, self.batch, self.capacity = layers, batch, capacity
+        self._keys = [torch.empty(shape, dtype=dtype, device=place) for place in places]
+        self._values = [torch.empty(shape, dtype=dtype, device=place) for place in places]
+        self._length = 0
+
+    @classmethod
+    def for_model(cls, model: Decoder, batch: int, capacity: int) -> "KVCache":
+        """Room for `capacity` tokens of `batch` copies in the model's dtype and on its device."""
+        config, numeric = model.config, model.numeric
+        return cls(
+            config.num_hidden_layers,
+            batch,
+            config.num_key_value_heads,
+            capacity,
+            config.head_dim,
+            numeric.torch_dtype,
+            numeric.torch_device,
+        )
+
+    def __len__(self) -> int:
+        """Tokens held by every layer."""
+        return self._length
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes T new tokens of one layer ([B, H_kv, T, D] each) and returns views of all S so far.
+
+        Layers come in order; the length advances when the last one has been written. InputError beyond the capacity.
+        """
+        stop = self._length + keys.shape[2]
+        if stop > self.capacity:
+            raise refuse("cache length", f"at most its capacity {self.capacity}", stop)
+        self._keys[layer][:, :, self._length : stop] = keys
+        self._values[layer][:, :, self._length : stop] = values
+        if layer == self.layers - 1:
+            self._length = stop
+        return self._keys[layer][:, :, :stop], self._values[layer][:, :, :stop]
+
+    def keys(self, layer: int) -> Tensor:
+        """A view [B, H_kv, n, D] of the n tokens held."""
+        return self._keys[layer][:, :, : self._length]
+
+    def values(self, layer: int) -> Tensor:
+        """A view [B, H_kv, n, D] of the n tokens held."""
+        return self._values[layer][:, :, : self._length]
+
+    def tensors(self) -> list[tuple[int, str, Tensor]]:
+        """(layer, "key" or "value", view) in forward order: the order of every comparison and digest."""
+        return [
+            (layer, name, tensor)
+            for layer in range(self.layers)
+            for name, tensor in (("key", self.keys(layer)), ("value", self.values(layer)))
+        ]
+
+    def copy(self, capacity: int | None = None) -> "KVCache":
+        """A bit-exact, storage-isolated copy; compact (capacity = length) unless more room is asked for."""
+        capacity = self._length if capacity is None else capacity
+        if capacity < self._length:
+            raise refuse("cache capacity", f"at least its length {self._length}", capacity)
+        _, _, _, head_dim = self._keys[0].shape
+        other = KVCache(
+            self.layers,
+            self.batch,
+            self._keys[0].shape[1],
+            capacity,
+            head_dim,
+            self._keys[0].dtype,
+            [tensor.device for tensor in self._keys],
+        )
+        other._length = self._length
+        for (_, _, target), (_, _, source) in zip(other.tensors(), self.tensors()):
+            target.copy_(source)
+        return other
+
+    def require_equal_copies(self) -> None:
+        """RowFailure naming the first tensor in which the physical copies differ in bits."""
+        for layer, name, tensor in self.tensors():
+            require_equal_copies(tensor, f"cache layer {layer} {name}")
+
+    def require_finite(self) -> None:
+        """RowFailure naming the first tensor that holds NaN or infinity."""
+        for layer, name, tensor in self.tensors():
+            low, high = torch.aminmax(tensor)
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                raise RowFailure(f"cache layer {layer} {name}: expected finite values, found NaN or infinity")
+
+    def equals(self, other: "KVCache") -> bool:
+        """Same layers, and every tensor equal in dtype, shape and raw bits."""
+        pairs = zip(self.tensors(), other.tensors())
+        return self.layers == other.layers and all(same_bits(left[2], right[2]) for left, right in pairs)

@@ -1,0 +1,88 @@
+"""Transplants: a recipient's boundary with K/V taken from a donor. Nothing aliases; everything else stays."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from cache.boundary import Boundary
+from cache.isolation import disjoint
+from minimodel.errors import InputError, refuse
+from minimodel.numbers import same_bits
+
+TENSORS = {"kv": ("key", "value"), "k": ("key",), "v": ("value",)}
+
+
+@torch.inference_mode()
+def transplant(
+    recipient: Boundary,
+    donor: Boundary,
+    layers: Iterable[int] | None = None,
+    tensors: str = "kv",
+    positions: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+) -> Boundary:
+    """A new boundary: the recipient's, with the donor's keys and/or values at the given places (default: everywhere).
+
+    layers, positions, heads: indices of decoder layers, token slots, key/value heads; None means all. tensors: "kv",
+    "k" or "v". State, functional record and boundary logits remain the recipient's (paper, section 3.6). InputError
+    when the two do not hold the same prefix in the same geometry.
+    """
+    if tensors not in TENSORS:
+        raise refuse("transplant tensors", "kv, k or v", tensors)
+    _require_same_geometry(recipient, donor)
+    cache = recipient.cache.copy()
+    chosen_layers = _indices(layers, cache.layers, "layers")
+    slots = torch.tensor(sorted(_indices(positions, len(cache), "positions")), dtype=torch.int64)
+    heads_held = cache.keys(0).shape[1]
+    rows = torch.tensor(sorted(_indices(heads, heads_held, "heads")), dtype=torch.int64)
+    for (layer, name, target), (_, _, source) in zip(cache.tensors(), donor.cache.tensors()):
+        if layer in chosen_layers and name in TENSORS[tensors]:
+            if positions is None and heads is None:
+                target.copy_(source)
+            else:
+                at = (slice(None), rows[:, None].to(target.device), slots[None, :].to(target.device))
+                target[at] = source[at]
+    cache.require_equal_copies()
+    return replace(
+        recipient,
+        rebuild=None,
+        construction=f"{donor.construction}_cache_into_{recipient.construction}",
+        cache=cache,
+        logits=recipient.logits.clone(),
+        record=recipient.record.copy(),
+    )
+
+
+def whole_transplant_holds(result: Boundary, recipient: Boundary, donor: Boundary) -> bool:
+    """Provenance of a whole-cache transplant: every K/V tensor has the donor's bits, shape, stride, dtype and length,
+    logits and functional state are the recipient's, and no storage is shared among the three.
+    """
+    provenance = all(
+        same_bits(mine, theirs) and mine.stride() == theirs.stride() and mine.device == theirs.device
+        for (_, _, mine), (_, _, theirs) in zip(result.cache.tensors(), donor.cache.tensors())
+    )
+    kept = same_bits(result.logits, recipient.logits) and result.record.sha256() == recipient.record.sha256()
+    isolated = disjoint(result.tensors(), recipient.tensors(), donor.tensors())
+    return provenance and kept and isolated and len(result.cache) == len(donor.cache)
+
+
+def _indices(chosen: Iterable[int] | None, count: int, name: str) -> set[int]:
+    if chosen is None:
+        return set(range(count))
+    found = set(chosen)
+    for index in found:
+        if type(index) is not int or not 0 <= index < count:
+            raise refuse(f"transplant {name}", f"indices from 0 to {count - 1}", index)
+    return found
+
+
+def _require_same_geometry(recipient: Boundary, donor: Boundary) -> None:
+    if recipient.state.tokens != donor.state.tokens or recipient.record.sha256() != donor.record.sha256():
+        raise InputError("transplant: expected donor and recipient with one functional state, found two")
+    for (layer, name, mine), (_, _, theirs) in zip(recipient.cache.tensors(), donor.cache.tensors()):
+        if (mine.shape, mine.stride(), mine.dtype) != (theirs.shape, theirs.stride(), theirs.dtype):
+            raise InputError(
+                f"transplant layer {layer} {name}: expected equal shape, stride and dtype, found {list(mine.shape)} "
+                f"{mine.stride()} {mine.dtype} and {list(theirs.shape)} {theirs.stride()} {theirs.dtype}"
+            )

@@ -1,0 +1,145 @@
+"""The decoding contract of a checkpoint: delimiters, caps, eligibility, visibility, prompt template.
+
+Read from `contract.json` and `tokenizer.json`. Unknown keys are refused; absent keys take the paper's values.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decode.text import TextCodec
+from minimodel.config import ModelConfig
+from minimodel.errors import InputError, refuse
+from minimodel.files import inside, read_json_object
+from minimodel.roles import NUM_ROLES, ROLE_NAMES, RoleRules
+
+SCHEMA = "stage-replay-contract-v1"
+KEYS = {"schema", "delimiters", "caps", "visibility", "role_offset", "prompt_template", "ineligible_ids"}
+OPEN = tuple(f"<|{name}|>" for name in ROLE_NAMES)
+CLOSE = tuple(f"<|/{name}|>" for name in ROLE_NAMES)
+CAPS = {"branch": 768, "merge": 512, "answer": 64}  # content tokens (paper, section 3.1)
+TEMPLATE = "{question}\n\n{choices}"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Everything the decoding of one checkpoint promises, in token ids.
+
+    open_ids, close_ids: delimiter ids by raw role. caps: content tokens a block may hold, None for the prompt.
+    ordinary: bool [V], ids that a block's content may use. eligible: bool [6, V], row r = ordinary plus r's closing id.
+    """
+
+    open_ids: tuple[int, ...]
+    close_ids: tuple[int, ...]
+    caps: tuple[int | None, ...]
+    rules: RoleRules
+    codec: TextCodec = field(compare=False, repr=False)
+    ordinary: Tensor = field(compare=False, repr=False)
+    eligible: Tensor = field(compare=False, repr=False)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Contract":
+        """Reads and checks an adapted checkpoint's contract. For a stock one, InputError names the command to run."""
+        directory = Path(directory)
+        path = inside(directory, "contract.json")
+        if not path.exists():
+            raise InputError(
+                f"{directory}: expected contract.json, found none: a stock checkpoint; adapt it with "
+                f"python -m experiments.adapt --base {directory} --out DIR"
+            )
+        raw = read_json_object(path)
+        config = ModelConfig.from_dict(
+            read_json_object(inside(directory, "config.json")), str(directory / "config.json")
+        )
+        return cls.from_parts(raw, inside(directory, "tokenizer.json"), config.vocab_size, str(path))
+
+    @classmethod
+    def from_parts(cls, raw: dict[str, Any], tokenizer: Path, vocab_size: int, where: str) -> "Contract":
+        """From contract.json's object, the path of tokenizer.json and the rows of the output head."""
+        unknown = sorted(set(raw) - KEYS)
+        if unknown:
+            raise refuse(f"{where}: keys", " ".join(sorted(KEYS)), unknown[0])
+        if raw.get("schema", SCHEMA) != SCHEMA:
+            raise refuse(f"{where}: schema", repr(SCHEMA), raw["schema"])
+        opening, closing = _delimiters(raw.get("delimiters", {}), where)
+        codec = TextCodec.load(tokenizer, _template(raw.get("prompt_template", TEMPLATE), where))
+        ids = [codec.special_id(name, where) for name in (*opening, *closing)]
+        if max(ids) >= vocab_size:
+            raise refuse(f"{where}: delimiter ids", f"below vocab_size {vocab_size}", max(ids))
+        ordinary = _ordinary(codec, ids, raw.get("ineligible_ids"), vocab_size, where)
+        open_ids, close_ids = tuple(ids[:NUM_ROLES]), tuple(ids[NUM_ROLES:])
+        eligible = ordinary.repeat(NUM_ROLES, 1)
+        eligible[torch.arange(NUM_ROLES), torch.tensor(close_ids)] = True
+        return cls(
+            open_ids,
+            close_ids,
+            _caps(raw.get("caps", {}), where),
+            RoleRules.from_contract(raw, where),
+            codec,
+            ordinary,
+            eligible,
+        )
+
+    def is_ordinary(self, token: int) -> bool:
+        """May stand inside a block: defined by the tokenizer, no delimiter, not ineligible."""
+        return 0 <= token < self.ordinary.numel() and bool(self.ordinary[token])
+
+    def suffix_limit(self) -> int:
+        """The longest suffix in tokens: merge content and close, answer open, content and close."""
+        return _number(self.caps[4]) + _number(self.caps[5]) + 3
+
+    def prefix_limit(self, prompt_length: int) -> int:
+        """The longest prefix after a prompt block of `prompt_length` tokens, delimiters included."""
+        return prompt_length + sum(_number(cap) + 2 for cap in self.caps[1:4]) + 1
+
+
+def _number(cap: int | None) -> int:
+    assert cap is not None, "only the prompt has no cap"
+    return cap
+
+
+def _delimiters(raw: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not isinstance(raw, dict) or set(raw) - {"open", "close"}:
+        raise refuse(f"{where}: delimiters", "an object with 'open' and 'close'", raw)
+    both = []
+    for key, default in (("open", OPEN), ("close", CLOSE)):
+        names = raw.get(key, list(default))
+        if not isinstance(names, list) or len(names) != NUM_ROLES or not all(isinstance(n, str) and n for n in names):
+            raise refuse(f"{where}: delimiters.{key}", "six names, one a role", names)
+        both.append(tuple(names))
+    if len({*both[0], *both[1]}) != 2 * NUM_ROLES:
+        raise refuse(f"{where}: delimiters", "twelve different names", [*both[0], *both[1]])
+    return both[0], both[1]
+
+
+def _caps(raw: Any, where: str) -> tuple[int | None, ...]:
+    if not isinstance(raw, dict) or set(raw) - set(CAPS):
+        raise refuse(f"{where}: caps", "an object with 'branch', 'merge' and 'answer'", raw)
+    caps = {**CAPS, **raw}
+    for key, value in caps.items():
+        if type(value) is not int or not 1 <= value <= 1 << 20:
+            raise refuse(f"{where}: caps.{key}", "an integer from 1 to 1048576", value)
+    return (None, caps["branch"], caps["branch"], caps["branch"], caps["merge"], caps["answer"])
+
+
+def _template(raw: Any, where: str) -> str:
+    if not isinstance(raw, str) or raw.count("{question}") != 1 or raw.count("{choices}") > 1:
+        raise refuse(f"{where}: prompt_template", "text with {question} once and {choices} at most once", raw)
+    return raw
+
+
+def _ordinary(codec: TextCodec, delimiters: list[int], ineligible: Any, vocab_size: int, where: str) -> Tensor:
+    """Defined ids, less delimiters, less the other special tokens (or the contract's own list in their place)."""
+    if ineligible is not None and (
+        not isinstance(ineligible, list) or any(type(i) is not int or not 0 <= i < vocab_size for i in ineligible)
+    ):
+        raise refuse(f"{where}: ineligible_ids", f"a list of ids below vocab_size {vocab_size}", ineligible)
+    ordinary = torch.zeros(vocab_size, dtype=torch.bool)
+    defined = [i for i in codec.defined_ids() if i < vocab_size]
+    ordinary[torch.tensor(defined, dtype=torch.int64)] = True
+    banned = [*delimiters, *(codec.special_ids() if ineligible is None else ineligible)]
+    ordinary[torch.tensor([i for i in banned if i < vocab_size], dtype=torch.int64)] = False
+    return ordinary

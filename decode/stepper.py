@@ -1,0 +1,83 @@
+"""Feeding a decoder one token at a time: position, role and mask row of every step, and a record of what was fed."""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from minimodel.decoder import Cache, Decoder, Observe
+from minimodel.errors import InputError
+from minimodel.roles import NUM_ROLES, RoleRules, visibility_tensor
+
+
+class FunctionalRecord:
+    """An injective digest of what a construction showed the decoder: per slot token, role, position and visible keys.
+
+    Live, incremental and prefill each fill one from the arrays that they really pass, so that equal digests mean one
+    functional state, whatever code prepared it.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.length = 0
+
+    def add(self, token: int, role: int, position: int, visible: Tensor) -> None:
+        """visible: bool [S], the mask row through this token's own slot."""
+        self._hash.update(f"{token},{role},{position},{visible.numel()}:".encode("ascii"))
+        self._hash.update(visible.cpu().numpy().tobytes())
+        self.length += 1
+
+    def copy(self) -> "FunctionalRecord":
+        other = FunctionalRecord()
+        other._hash, other.length = self._hash.copy(), self.length
+        return other
+
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
+class Stepper:
+    """One request in the decoder: `feed` advances position and cache slot by one for every physical copy."""
+
+    def __init__(self, model: Decoder, cache: Cache, copies: int, capacity: int) -> None:
+        """An empty cache, or one whose tokens `resume` announces. `capacity`: the most tokens it will hold."""
+        limit = model.config.max_position_embeddings
+        if capacity > limit:
+            raise InputError(f"context: expected at most max_position_embeddings {limit} tokens, found {capacity}")
+        device = model.numeric.torch_device
+        self.model, self.cache, self.copies, self.length = model, cache, copies, 0
+        self.record = FunctionalRecord()
+        self._table = visibility_tensor(model.rules.visibility, device)
+        # row r: which slots a query of role r may see; a step fills one column and reads one row
+        self._visible = torch.zeros(NUM_ROLES, capacity, dtype=torch.bool, device=device)
+        self._positions = torch.arange(capacity, device=device).expand(copies, capacity)
+        self._roles = torch.arange(NUM_ROLES, device=device)[:, None, None].expand(NUM_ROLES, copies, 1)
+
+    def resume(self, roles: Sequence[int], record: FunctionalRecord) -> None:
+        """Continue after tokens that the cache already holds."""
+        assert self.length == 0 and len(self.cache) == len(roles) == record.length, "cache and state differ in length"
+        self._visible[:, : len(roles)] = self._table[:, torch.tensor(list(roles), device=self._table.device)]
+        self.length, self.record = len(roles), record.copy()
+
+    def feed(self, token: int, role: int, observe: Observe | None = None) -> Tensor:
+        """Runs one token of every copy through the decoder: hidden [B, 1, E]."""
+        slot = self.length
+        self._visible[:, slot] = self._table[:, role]
+        row = self._visible[role, : slot + 1]
+        self.record.add(token, role, slot, row)
+        self.length = slot + 1
+        return self.model(
+            torch.full((self.copies, 1), token, device=row.device),
+            self._roles[role],
+            self._positions[:, slot : slot + 1],
+            row.expand(self.copies, 1, 1, slot + 1),
+            self.cache,
+            observe,
+        )
+
+
+def rules_match(model: Decoder, rules: RoleRules) -> None:
+    """InputError when a state's contract reads roles otherwise than the model that should run it."""
+    if model.rules != rules:
+        raise InputError("contract: expected the role rules of the model's own checkpoint, found another contract's")
