@@ -1,0 +1,1 @@
+"""What every experiment shares: options, run directory, ledger, rows and their gates, progress, exit codes."""

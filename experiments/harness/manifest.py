@@ -1,0 +1,81 @@
+"""The manifest: everything that decides a row's bits, written before the first row and compared on resume."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from decode.contract import Contract
+from experiments.harness.rundir import INFORMATION
+from minimodel.checkpoint import file_digests
+from minimodel.numerics import NumericContract, environment
+
+SCHEMA = "stage-replay-run-v1"
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROOMS = ("minimodel", "decode", "cache", "stats", "experiments")
+
+
+def build_manifest(
+    experiment: str,
+    numeric: list[NumericContract],
+    checkpoint: Path,
+    contract: Contract,
+    tasks_bytes: bytes,
+    row_order: list[str],
+    preflight: int,
+    panel: dict[str, Any] | None = None,
+    information: dict[str, Any] | None = None,
+    warnings: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """numeric: one contract a dtype of the run, in order; `apply` is called on each to record what it puts in force."""
+    records = []
+    for one in numeric:
+        one.apply()
+        records.append(one.record())
+    return {
+        "schema": SCHEMA,
+        "experiment": experiment,
+        "numeric": records,
+        "environment": environment(),
+        "code_sha256": code_sha256(),
+        "checkpoint": file_digests(checkpoint),
+        "checkpoint_warnings": list(warnings),
+        "tasks_sha256": hashlib.sha256(tasks_bytes).hexdigest(),
+        "caps": {"branch": contract.caps[1], "merge": contract.caps[4], "answer": contract.caps[5]},
+        "visibility": [list(row) for row in contract.rules.visibility],
+        "role_offset": contract.rules.role_offset,
+        "preflight": preflight,
+        "panel": panel or {},
+        "row_order": row_order,
+        INFORMATION: {
+            "checkpoint": str(checkpoint),
+            "command": sys.argv[1:],
+            **git_state(),
+            **(information or {}),
+        },
+    }
+
+
+def code_sha256() -> str:
+    """Digest of the product's source files, names and contents: another code is another run."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def git_state() -> dict[str, Any]:
+    """Commit and dirty flag of the source tree; nulls where it is not a git checkout."""
+    commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    return {"git_commit": commit, "git_dirty": None if status is None else bool(status)}
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,154 @@
+"""From boundaries and suffixes to one ledger row: arms, comparisons, gates. Every experiment spells them here."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cache.boundary import Boundary
+from cache.digest import cache_sha256, tensor_sha256
+from cache.drift import compare, compare_tensors
+from cache.isolation import disjoint, geometry
+from decode.greedy import Suffix, choose
+from decode.state import State, token_digest
+from experiments.harness.tasks import Task
+from minimodel.numbers import same_bits
+from minimodel.roles import MERGE
+from stats.endpoints import first_divergence
+from stats.scoring import score
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One continuation: where it started, and what followed."""
+
+    name: str
+    boundary: Boundary
+    suffix: Suffix
+
+
+def prefix_entry(state: State) -> dict[str, Any]:
+    """The row's `prefix`."""
+    return {"tokens": list(state.tokens), "length": len(state), "sha256": state.sha256()}
+
+
+def arm_entry(arm: Arm, task: Task) -> dict[str, Any]:
+    """The row's `arms[NAME]`. `margin` is the boundary's own, `margins` one a suffix token (null where forced)."""
+    contract, suffix = arm.boundary.state.contract, arm.suffix
+    text = contract.codec.decode(suffix.answer)
+    scored = score(text, task.answer, len(task.choices))
+    argmax, margin = choose(arm.boundary.logits, contract.eligible[MERGE].to(arm.boundary.logits.device))
+    return {
+        "suffix": list(suffix.tokens),
+        "suffix_sha256": token_digest(suffix.tokens),
+        "merge": list(suffix.merge),
+        "answer": list(suffix.answer),
+        "answer_text": text,
+        "scored": scored.answer,
+        "correct": scored.correct,
+        "cache_sha256": cache_sha256(arm.boundary.cache),
+        "logits_sha256": tensor_sha256(arm.boundary.logits),
+        "argmax": argmax,
+        "margin": margin,
+        "margins": list(suffix.margins),
+        "boundary_state_sha256": arm.boundary.record.sha256(),
+        "suffix_state_sha256": suffix.functional_sha256,
+        "geometry": _common_geometry(arm.boundary),
+    }
+
+
+def _common_geometry(boundary: Boundary) -> dict[str, Any]:
+    """Shape, stride, dtype and device of the K/V tensors: all of one boundary's are alike."""
+    tensors = [{k: v for k, v in entry.items() if k not in ("layer", "tensor")} for entry in geometry(boundary.cache)]
+    assert all(entry == tensors[0] for entry in tensors), "the K/V tensors of one cache differ in geometry"
+    return {"tensors": len(tensors), **tensors[0]}
+
+
+def comparison_entry(left: Arm, right: Arm, arms: dict[str, Any]) -> dict[str, Any]:
+    """The row's `comparisons["LEFT:RIGHT"]`.
+
+    `answer_equal`: both answer blocks state the same answer, or state none in the same tokens.
+    """
+    mine, theirs = arms[left.name], arms[right.name]
+    same_answer = mine["scored"] == theirs["scored"]
+    if mine["scored"] is None and theirs["scored"] is None:
+        same_answer = mine["answer"] == theirs["answer"]
+    divergence = first_divergence(left.suffix.tokens, right.suffix.tokens)
+    logits = compare_tensors(left.boundary.logits, right.boundary.logits, "boundary logits")
+    return {
+        "cache": compare(left.boundary.cache, right.boundary.cache).as_dict(),
+        "logits": logits.as_dict(),
+        "suffix": {"exact": divergence is None, "first_divergence": divergence},
+        "merge_equal": mine["merge"] == theirs["merge"],
+        "answer_equal": same_answer,
+        "correct_equal": mine["correct"] == theirs["correct"],
+        "argmax_equal": mine["argmax"] == theirs["argmax"],
+    }
+
+
+def replica_exact(left: Arm, right: Arm) -> bool:
+    """A replica pair agrees in functional state, cache, logits, suffix with its margins, and recorded geometry."""
+    return (
+        left.boundary.record.sha256() == right.boundary.record.sha256()
+        and left.suffix == right.suffix
+        and left.boundary.cache.equals(right.boundary.cache)
+        and same_bits(left.boundary.logits, right.boundary.logits)
+        and geometry(left.boundary.cache) == geometry(right.boundary.cache)
+    )
+
+
+def one_functional_state(arms: list[Arm]) -> bool:
+    """All arms were shown the same tokens, roles, positions and visible keys, and hold them."""
+    return len({(arm.boundary.record.sha256(), arm.boundary.state.tokens) for arm in arms}) == 1
+
+
+def storage_disjoint(arms: list[Arm]) -> bool:
+    """No two arms share a byte of K/V or logits."""
+    return disjoint(*(arm.boundary.tensors() for arm in arms))
+
+
+def first_token_is_argmax(arm: Arm, arms: dict[str, Any]) -> bool:
+    """The suffix starts with the eligible argmax of the arm's boundary logits."""
+    return arm.suffix.tokens[0] == arms[arm.name]["argmax"]
+
+
+def row_entry(
+    task: Task,
+    index: int,
+    state: State,
+    arms: list[Arm],
+    pairs: list[tuple[str, str]],
+    gates: dict[str, bool],
+    extra: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One whole ledger row. `gates` are the experiment's own; those every row must pass are added here."""
+    entries = {arm.name: arm_entry(arm, task) for arm in arms}
+    named = {arm.name: arm for arm in arms}
+    all_gates = {
+        **gates,
+        "functional_state": one_functional_state(arms),
+        "storage_disjoint": storage_disjoint(arms),
+        "copies_synchronised": True,  # every construction and suffix raises RowFailure otherwise
+        "argmax": all(first_token_is_argmax(arm, entries) for arm in arms),
+    }
+    return {
+        "row": task.id,
+        "index": index,
+        "prefix": prefix_entry(state),
+        **(extra or {}),
+        "arms": entries,
+        "comparisons": {f"{a}:{b}": comparison_entry(named[a], named[b], entries) for a, b in pairs},
+        "gates": all_gates,
+        "passed": all(all_gates.values()),
+    }
+
+
+def failed_row(task: Task, index: int, gate_names: list[str], reason: str) -> dict[str, Any]:
+    """The row of a request that failed closed: no arm of it is used."""
+    return {
+        "row": task.id,
+        "index": index,
+        "failure": reason,
+        "arms": {},
+        "comparisons": {},
+        "gates": dict.fromkeys(gate_names, False),
+        "passed": False,
+    }

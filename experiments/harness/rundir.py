@@ -1,0 +1,118 @@
+"""A run directory: lock, manifest, ledger; resuming what is there, refusing what does not fit, deleting nothing."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.canonical import canonical
+from experiments.harness.ledger import append_line, append_row, drop_tail, read_ledger, write_whole
+from minimodel.errors import InputError
+from minimodel.files import read_json_object
+
+MANIFEST, ROWS, TIMING, SUMMARY, REPORT = "manifest.json", "rows.jsonl", "timing.jsonl", "summary.json", "report.md"
+INFORMATION = "information"  # the one part of a manifest that may differ on resume: paths, commit, command
+
+
+class RunDirectory:
+    """One run on disk, held under a lock that dies with its holder."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any], fresh: bool) -> None:
+        """Creates or reopens the run. InputError when another process holds it or its manifest differs."""
+        self.path = path
+        if fresh and path.exists():
+            _set_aside(path)
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(path)
+        self.dropped = 0
+        manifest = json.loads(canonical(manifest))
+        if (path / MANIFEST).exists():
+            _require_same(manifest, read_json_object(path / MANIFEST), path / MANIFEST)
+        elif any(entry.name != ".lock" for entry in path.iterdir()):
+            raise InputError(f"{path}: expected a run directory or an empty one, found files without {MANIFEST}")
+        else:
+            write_whole(path / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=True, allow_nan=False) + "\n")
+        self.manifest = manifest
+        self.rows, torn = read_ledger(path / ROWS)
+        if torn:
+            drop_tail(path / ROWS, torn)
+            self.dropped = torn
+        order = [entry["row"] for entry in self.rows]
+        if order != list(manifest["row_order"])[: len(order)]:
+            raise InputError(f"{path / ROWS}: expected rows in the manifest's order, found {order[:3]!r}...")
+
+    def append(self, row: dict[str, Any], timing: dict[str, Any]) -> None:
+        """Adds a finished row; its timing goes to a file of its own, so that two runs write one and the same ledger."""
+        append_row(self.path / ROWS, row)
+        self.rows.append(row)
+        append_line(self.path / TIMING, canonical(timing))
+
+    def finish(self, summary: dict[str, Any], report: str) -> None:
+        """Writes summary.json and report.md."""
+        write_whole(self.path / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=True, allow_nan=False) + "\n")
+        write_whole(self.path / REPORT, report)
+
+    def close(self) -> None:
+        """Lets the lock go."""
+        os.close(self._lock)
+
+
+def _lock(path: Path) -> int:
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise InputError(f"{path}: expected no other writer, found a process that holds its lock") from None
+    return handle
+
+
+def _set_aside(path: Path) -> None:
+    """Renames the old run to the next free NAME.N beside it."""
+    os.close(_lock(path))
+    number = 1
+    while path.with_name(f"{path.name}.{number}").exists():
+        number += 1
+    path.rename(path.with_name(f"{path.name}.{number}"))
+
+
+def _require_same(wanted: dict[str, Any], found: dict[str, Any], where: Path) -> None:
+    differing = differing_fields(
+        {k: v for k, v in wanted.items() if k != INFORMATION}, {k: v for k, v in found.items() if k != INFORMATION}
+    )
+    if differing:
+        shown = "; ".join(differing[:4]) + (f"; and {len(differing) - 4} more" if len(differing) > 4 else "")
+        raise InputError(f"{where}: expected this run's manifest, found another's ({shown}); choose --out or --fresh")
+
+
+def differing_fields(wanted: Any, found: Any, at: str = "") -> list[str]:
+    """Paths of the leaves that differ, each with what is wanted and what is found."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        keys = [*wanted, *(key for key in found if key not in wanted)]
+        return [
+            line
+            for key in keys
+            for line in differing_fields(wanted.get(key), found.get(key), f"{at}.{key}" if at else str(key))
+        ]
+    if wanted == found and type(wanted) is type(found):
+        return []
+    return [f"{at}: expected {_short(wanted)}, found {_short(found)}"]
+
+
+def _short(value: Any) -> str:
+    text = canonical(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def open_finished(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """(manifest, rows, summary) of a finished run, read only. InputError when it is not there or not finished."""
+    if not (path / MANIFEST).exists():
+        raise InputError(f"{path}: expected a run directory, found {'no manifest' if path.exists() else 'nothing'}")
+    manifest = read_json_object(path / MANIFEST)
+    rows, torn = read_ledger(path / ROWS)
+    if torn or len(rows) != len(manifest.get("row_order", [])) or not (path / SUMMARY).exists():
+        raise InputError(
+            f"{path}: expected a finished run, found {len(rows)} of {len(manifest.get('row_order', []))} rows"
+        )
+    return manifest, rows, read_json_object(path / SUMMARY)

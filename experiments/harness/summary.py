@@ -1,0 +1,71 @@
+"""summary.json from ledger rows: one pair of arms, every endpoint with its interval."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from stats.endpoints import compare_labels, disagreement, divergence_spread
+from stats.intervals import Z_MATRIX
+
+Row = dict[str, Any]
+
+
+def gate_counts(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+    """{GATE: {passed, of}} over all rows; a row that failed closed fails every gate."""
+    names = list(dict.fromkeys(name for row in rows for name in row["gates"]))
+    return {name: {"passed": sum(bool(row["gates"].get(name)) for row in rows), "of": len(rows)} for name in names}
+
+
+def pair_summary(rows: Sequence[Row], left: str, right: str, stream: int, z: float = Z_MATRIX) -> dict[str, Any]:
+    """Endpoints of one comparison over the rows that hold it; `n` in each says how many those are."""
+    name = f"{left}:{right}"
+    kept = [row for row in rows if name in row["comparisons"]]
+    pairs = [row["comparisons"][name] for row in kept]
+    if not pairs:
+        return {"comparison": name, "compared_rows": 0}
+    accuracy = compare_labels(
+        [row["arms"][left]["correct"] for row in kept], [row["arms"][right]["correct"] for row in kept], stream
+    )
+    return {
+        "comparison": name,
+        "compared_rows": len(pairs),
+        "suffix_disagreement": disagreement([pair["suffix"]["exact"] for pair in pairs], z).as_dict(),
+        "merge_disagreement": disagreement([pair["merge_equal"] for pair in pairs], z).as_dict(),
+        "answer_disagreement": disagreement([pair["answer_equal"] for pair in pairs], z).as_dict(),
+        "correctness_disagreement": disagreement([pair["correct_equal"] for pair in pairs], z).as_dict(),
+        "accuracy": accuracy.accuracy_dict(left, right),
+        "first_divergence": divergence_spread([pair["suffix"]["first_divergence"] for pair in pairs]).as_dict(),
+        "cache": _drift([pair["cache"] for pair in pairs]),
+        "logits": _drift([pair["logits"] for pair in pairs]),
+        "argmax_equal_rows": sum(pair["argmax_equal"] for pair in pairs),
+    }
+
+
+def _drift(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def median(key: str) -> float | None:
+        values = [entry[key] for entry in entries if entry[key] is not None]
+        return statistics.median(values) if values else None
+
+    return {
+        "exact_rows": sum(entry["exact"] for entry in entries),
+        "relative_l2_median": median("relative_l2"),
+        "max_abs_median": median("max_abs"),
+        "mean_abs_median": median("mean_abs"),
+    }
+
+
+def run_summary(experiment: str, dtype: str, rows: Sequence[Row], endpoints: dict[str, Any]) -> dict[str, Any]:
+    """The summary's head, common to all experiments, and the experiment's own endpoints."""
+    prefixes = [row["prefix"]["length"] for row in rows if "prefix" in row]
+    return {
+        "experiment": experiment,
+        "dtype": dtype,
+        "rows": len(rows),
+        "passed": bool(rows) and all(row["passed"] for row in rows),
+        "failed_rows": [row["row"] for row in rows if not row["passed"]],
+        "gates": gate_counts(rows),
+        "prefix_length": {"median": statistics.median(prefixes), "min": min(prefixes), "max": max(prefixes)}
+        if prefixes
+        else None,
+        **endpoints,
+    }

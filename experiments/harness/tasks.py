@@ -1,0 +1,94 @@
+"""Task files: JSON lines with id, question, choices and answer; every row is checked before the first is decoded."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from decode.contract import Contract
+from decode.state import State
+from decode.text import LETTERS
+from minimodel.errors import InputError
+from minimodel.files import read_bytes
+
+MAX_TASK_BYTES = 256 * 1024 * 1024
+KEYS = {"id", "question", "choices", "answer"}
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row: `choices` may be empty for a free answer; `answer` is a letter of the choices, or the free answer."""
+
+    id: str
+    question: str
+    choices: tuple[str, ...]
+    answer: str
+
+
+def load_tasks(path: Path, limit: int | None) -> tuple[list[Task], bytes]:
+    """The first `limit` tasks (all without one) and the file's bytes. InputError lists every offending row."""
+    data = read_bytes(path, MAX_TASK_BYTES)
+    tasks, faults, seen = [], [], set()
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        task = _parse(line)
+        if isinstance(task, Task) and task.id in seen:
+            task = f"id {task.id!r} appears twice"
+        if isinstance(task, str):
+            faults.append(f"line {number}: {task}")
+            continue
+        seen.add(task.id)
+        tasks.append(task)
+    _refuse(faults, path)
+    if not tasks:
+        raise InputError(f"{path}: expected at least one task, found none")
+    return tasks[:limit], data
+
+
+def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Path) -> list[State]:
+    """The prompt state of each task. InputError lists every task whose longest possible row exceeds the context."""
+    states, faults = [], []
+    for task in tasks:
+        try:
+            state = State.prompt(contract, task.question, task.choices)
+        except InputError as error:
+            faults.append(f"task {task.id!r}: {error}")
+            continue
+        longest = contract.prefix_limit(len(state)) + contract.suffix_limit()
+        if longest > context:
+            faults.append(f"task {task.id!r}: prompt of {len(state)} tokens may reach {longest}, context {context}")
+        states.append(state)
+    _refuse(faults, path)
+    return states
+
+
+def _refuse(faults: list[str], path: Path) -> None:
+    if faults:
+        more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+        raise InputError(f"{path}: {len(faults)} rows refused: {'; '.join(faults[:SHOWN])}{more}")
+
+
+def _parse(line: bytes) -> Task | str:
+    """The task, or what is wrong with it."""
+    try:
+        raw = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        return f"expected JSON, found {' '.join(str(error).split())[:100]}"
+    if not isinstance(raw, dict) or set(raw) != KEYS:
+        return "expected an object with exactly id, question, choices, answer"
+    for key in ("id", "question", "answer"):
+        if not isinstance(raw[key], str) or not raw[key].strip():
+            return f"{key}: expected text, found {str(raw[key])[:40]!r}"
+    choices = raw["choices"]
+    if (
+        not isinstance(choices, list)
+        or len(choices) > len(LETTERS)
+        or not all(isinstance(c, str) and c for c in choices)
+    ):
+        return f"choices: expected a list of at most {len(LETTERS)} texts"
+    if any(0xD800 <= ord(c) <= 0xDFFF for text in (raw["id"], raw["question"], *choices, raw["answer"]) for c in text):
+        return "expected Unicode text, found a lone surrogate"
+    if choices and raw["answer"] not in LETTERS[: len(choices)]:
+        return f"answer: expected a letter from A to {LETTERS[len(choices) - 1]}, found {raw['answer'][:40]!r}"
+    return Task(raw["id"], raw["question"], tuple(choices), raw["answer"])

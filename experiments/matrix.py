@@ -1,0 +1,84 @@
+"""Retained-live four-arm matrix (paper, experiment 1): live, its replica, prefill, its replica, on every row.
+
+The boundary is generated once a row. Four storage-isolated continuations follow under one suffix decoder: the retained
+live cache and a bit-exact copy, a one-call prefill of the same tokens and a second, independent call. Prefill against
+live is the comparison; the replica pairs are its floor and its gate.
+
+    python -m experiments.matrix --dtype bf16
+"""
+
+from typing import Any
+
+import click
+
+from cache.build import build_live, build_prefill
+from decode.greedy import greedy_suffix
+from decode.state import State
+from experiments.harness.exits import run_command
+from experiments.harness.markdown import closing_line, pair_rows, run_head, table
+from experiments.harness.options import RunOptions, common_options, dtype_option
+from experiments.harness.progress import Progress
+from experiments.harness.rows import Arm, replica_exact, row_entry
+from experiments.harness.runner import Plan, run_plan
+from experiments.harness.session import open_session
+from experiments.harness.summary import pair_summary, run_summary
+from experiments.harness.tasks import Task
+from minimodel.decoder import Decoder
+from stats.intervals import STREAMS
+
+ARMS = ("live", "live_replica", "prefill", "prefill_replica")
+PAIRS = [("live", "live_replica"), ("prefill", "prefill_replica"), ("live", "prefill")]
+GATES = ("replica_live", "replica_prefill", "functional_state", "storage_disjoint", "copies_synchronised", "argmax")
+
+
+def matrix_row(model: Decoder, task: Task, prompt: State, index: int, progress: Progress) -> dict[str, Any]:
+    """Decodes one row: the boundary once, then four arms."""
+    progress.arm("boundary")
+    live = build_live(model, prompt)
+    progress.fed(len(live.state))
+    prefill = build_prefill(model, live.state)
+    boundaries = dict(zip(ARMS, (live, live.replica(), prefill, prefill.replica())))
+    arms = []
+    for name, boundary in boundaries.items():
+        progress.arm(name)
+        arms.append(Arm(name, boundary, greedy_suffix(model, boundary)))
+        progress.fed(len(arms[-1].suffix.tokens))
+    gates = {"replica_live": replica_exact(arms[0], arms[1]), "replica_prefill": replica_exact(arms[2], arms[3])}
+    return row_entry(task, index, live.state, arms, PAIRS, gates, {"prefix_margins": list(live.margins)})
+
+
+def matrix_summary(dtype: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The endpoints of live against prefill. Streams of the paper's plan: BF16 0, FP32 1; other dtypes take FP32's."""
+    stream = STREAMS["matched_bf16" if dtype == "bf16" else "matched_fp32"]
+    return run_summary("matrix", dtype, rows, pair_summary(rows, "live", "prefill", stream))
+
+
+def matrix_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
+    """report.md: the paper's matched table for this run."""
+    body = table(["live against prefill", summary["dtype"]], pair_rows(summary)) if summary["compared_rows"] else ""
+    return f"{run_head(manifest, summary)}\n{body}\n"
+
+
+@click.command(help=__doc__)
+@dtype_option
+@common_options(preflight=8)
+def main(options: RunOptions, dtype: str) -> None:
+    def body() -> int:
+        session = open_session("matrix", options, dtype)
+        plan = Plan(
+            manifest=session.manifest(),
+            preflight=options.preflight,
+            gates=GATES,
+            task=lambda index: session.tasks[index],
+            decode=lambda i, progress: matrix_row(session.model, session.tasks[i], session.prompts[i], i, progress),
+            summarise=lambda rows: matrix_summary(dtype, rows),
+            report=matrix_report,
+            closing=lambda summary: [closing_line(summary)],
+        )
+        return run_plan(plan, options.directory(f"matrix-{dtype}"), options.fresh, options.quiet)
+
+    run_command(body, "experiments.matrix")
+
+
+if __name__ == "__main__":
+    main()
