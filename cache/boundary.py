@@ -1,14 +1,22 @@
-"""The boundary state: a prefix, its K/V cache and its next-token logits, in one construction."""
+"""The boundary state: a prefix, its K/V cache and its next-token logits, in one construction; in memory and on disk."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from cache.isolation import cache_tensors
 from cache.kv import KVCache
+from cache.storage import Provenance, Stored, contract_record, open_tensors, require_same, write_tensors
+from decode.contract import Contract
+from decode.greedy import require_equal_copies
 from decode.state import State
 from decode.stepper import FunctionalRecord
+from minimodel.errors import InputError, refuse
+
+SCHEMA = "stage-replay-boundary-v1"
 
 
 @dataclass(frozen=True)
@@ -37,3 +45,70 @@ class Boundary:
     def tensors(self) -> list[Tensor]:
         """Every tensor it owns: keys and values in forward order, then the logits."""
         return [*cache_tensors(self.cache), self.logits]
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """`layers.0.key`, `layers.0.value`, ... [B, H_kv, S, D] in forward order, then `logits` [B, V]."""
+        held = {f"layers.{layer}.{name}": tensor for layer, name, tensor in self.cache.tensors()}
+        return {**held, "logits": self.logits}
+
+    def save(self, path: str | Path, provenance: Provenance, row: str = "") -> None:
+        """Writes one safetensors file with every bit of the state and what it belongs to. `row`: the task's id."""
+        header = {
+            "row": row,
+            "construction": self.construction,
+            "tokens": list(self.state.tokens),
+            "functional_sha256": self.record.sha256(),
+            "contract": contract_record(self.state.contract),
+            "margins": list(self.margins),
+        }
+        write_tensors(Path(path), SCHEMA, header, provenance, self.named_tensors())
+
+    @classmethod
+    def load(
+        cls, path: str | Path, contract: Contract, provenance: Provenance, same_numeric: bool = True
+    ) -> "Boundary":
+        """The saved boundary, bit for bit, on the device of `provenance.numeric`, ready to continue or transplant.
+
+        InputError unless checkpoint, decoding contract and numeric contract are those of `contract` and `provenance`;
+        `same_numeric` False asks only for the same dtype, so that a boundary of another kernel, another machine or of
+        transformers can be continued here. A loaded prefill has no second call: its replica is a copy.
+        """
+        path = Path(path)
+        stored = open_tensors(path, SCHEMA)
+        numeric = provenance.numeric
+        require_same(path, "checkpoint", stored.header["checkpoint"], provenance.checkpoint)
+        require_same(path, "contract", stored.header["contract"], contract_record(contract))
+        if same_numeric:
+            require_same(path, "numeric contract", stored.header["numeric"], numeric)
+        elif stored.header["numeric"].get("dtype") != numeric["dtype"]:
+            raise refuse(f"{path}: dtype", repr(numeric["dtype"]), stored.header["numeric"].get("dtype"))
+        state = State.from_tokens(contract, stored.header["tokens"])
+        if not state.structure.at_boundary:
+            raise InputError(f"{path}: tokens: expected a prefix that ends with merge's opening delimiter")
+        record = FunctionalRecord.of_state(state.tokens, state.roles, contract.rules.visibility)
+        if record.sha256() != stored.header["functional_sha256"]:
+            raise InputError(f"{path}: functional_sha256: expected the digest of its own tokens, found another")
+        cache, logits = _read(stored, len(state), torch.device(numeric["device"]))
+        return cls(stored.header["construction"], state, cache, logits, record, tuple(stored.header["margins"]))
+
+
+def _read(stored: Stored, length: int, device: torch.device) -> tuple[KVCache, Tensor]:
+    """The cache and the logits of a boundary file, each tensor verified against its digest and the others' shape."""
+    layers = (len(stored.names) - 1) // 2
+    names = [f"layers.{layer}.{name}" for layer in range(layers) for name in ("key", "value")]
+    if layers < 1 or set(stored.names) != {*names, "logits"}:
+        raise refuse(f"{stored.path}: tensors", "layers.N.key, layers.N.value and logits", sorted(stored.names)[:4])
+    shape = stored.entries[names[0]].shape
+    if len(shape) != 4 or shape[2] != length:
+        raise refuse(f"{stored.path}: shape of {names[0]}", f"[B, H_kv, {length}, D]", list(shape))
+    logits = stored.tensor("logits")
+    if logits.ndim != 2 or logits.shape[0] != shape[0]:
+        raise refuse(f"{stored.path}: shape of logits", f"[{shape[0]}, V]", list(logits.shape))
+    cache = KVCache(layers, shape[0], shape[1], length, shape[3], logits.dtype, device)
+    for layer in range(layers):
+        key, value = (stored.tensor(f"layers.{layer}.{name}") for name in ("key", "value"))
+        cache.append(layer, key, value)
+    cache.require_equal_copies()
+    require_equal_copies(logits, "boundary logits")
+    cache.require_finite()
+    return cache, logits.to(device)

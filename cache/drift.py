@@ -159,7 +159,7 @@ def _numbers(
         "elements": elements,
         "finite": True,
         "max_abs": max_abs,
-        "mean_abs": sum_abs / elements,
+        "mean_abs": sum_abs / elements if elements else 0.0,
         "delta_l2": delta_l2,
         "left_l2": left_l2,
         "right_l2": right_l2,

@@ -53,8 +53,15 @@ class KVCache:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Writes T new tokens of one layer ([B, H_kv, T, D] each) and returns views of all S so far.
 
-        Layers come in order; the length advances when the last one has been written. InputError beyond the capacity.
+        Layers come in order; the length advances when the last one has been written. InputError beyond the capacity,
+        and for another dtype or shape: torch would convert the one and spread the other without a word.
         """
+        held = self._keys[layer]
+        expected = (*held.shape[:2], keys.shape[2], held.shape[3])
+        for name, new in (("keys", keys), ("values", values)):
+            if new.shape != expected or new.dtype != held.dtype:
+                at = f"cache layer {layer} {name}"
+                raise refuse(at, f"{list(expected)} {held.dtype}", f"{list(new.shape)} {new.dtype}")
         stop = self._length + keys.shape[2]
         if stop > self.capacity:
             raise refuse("cache length", f"at most its capacity {self.capacity}", stop)

@@ -80,6 +80,10 @@ def _indices(chosen: Iterable[int] | None, count: int, name: str) -> set[int]:
 def _require_same_geometry(recipient: Boundary, donor: Boundary) -> None:
     if recipient.state.tokens != donor.state.tokens or recipient.record.sha256() != donor.record.sha256():
         raise InputError("transplant: expected donor and recipient with one functional state, found two")
+    if recipient.cache.layers != donor.cache.layers:
+        raise InputError(
+            f"transplant: expected equal layer counts, found {recipient.cache.layers} and {donor.cache.layers}"
+        )
     for (layer, name, mine), (_, _, theirs) in zip(recipient.cache.tensors(), donor.cache.tensors()):
         if (mine.shape, mine.stride(), mine.dtype) != (theirs.shape, theirs.stride(), theirs.dtype):
             raise InputError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decode.contract import Contract
 from decode.state import State, content_of
-from decode.stepper import FunctionalRecord, Stepper, rules_match
+from decode.stepper import FunctionalRecord, Stepper, put_in_force
 from decode.structure import Structure, advance, forced
 from minimodel.decoder import Cache, Decoder, Observe
 from minimodel.numbers import bits
@@ -89,12 +89,18 @@ def require_equal_copies(tensor: Tensor, name: str) -> None:
 
 
 def generate(
-    stepper: Stepper, contract: Contract, structure: Structure, logits: Tensor | None, stop: Callable[[Structure], bool]
+    stepper: Stepper,
+    contract: Contract,
+    structure: Structure,
+    logits: Tensor | None,
+    stop: Callable[[Structure], bool],
+    observe: Observe | None = None,
 ) -> tuple[Generated, Tensor]:
     """Decodes until `stop`; returns what was generated and the last hidden state [B, 1, E].
 
     `logits` [B, V] belong to the last token fed, None when the first token is forced. The token at which `stop` holds
     is fed too, unless it ends the answer: nothing would read its K/V. No logits are computed for a forced token.
+    `observe` sees the decoder's steps, not the logits of the choices.
     """
     eligible = contract.eligible.to(stepper.model.numeric.torch_device)
     tokens: list[int] = []
@@ -112,7 +118,7 @@ def generate(
         margins.append(margin)
         if structure.done:
             break
-        hidden = stepper.feed(token, role)
+        hidden = stepper.feed(token, role, observe)
         free = not stop(structure) and forced(contract, structure) is None
         logits = stepper.model.logits(hidden)[:, 0] if free else None
     return Generated(tuple(tokens), tuple(roles), tuple(margins), structure), hidden
@@ -126,7 +132,7 @@ def greedy_suffix(model: Decoder, boundary: BoundaryLike) -> Suffix:
     """
     state = boundary.state
     contract = state.contract
-    rules_match(model, contract.rules)
+    put_in_force(model, contract.rules)
     capacity = len(state) + contract.suffix_limit()
     cache = boundary.cache.copy(capacity)
     stepper = Stepper(model, cache, cache.batch, capacity)

@@ -60,7 +60,7 @@ def content_of(contract: Contract, tokens: Sequence[int], role: int, first_open:
     """The content of block `role` in `tokens`: after its opening delimiter (or from the start when `first_open`) to its
     closing one. Empty when the block does not occur.
     """
-    start = 0 if first_open else _index(tokens, contract.open_ids[role]) + 1
+    start = 0 if first_open else min(_index(tokens, contract.open_ids[role]) + 1, len(tokens))
     stop = _index(tokens, contract.close_ids[role])
     assert start <= stop, f"block {ROLE_NAMES[role]} closes before it opens"
     return tuple(tokens[start:stop])

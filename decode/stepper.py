@@ -28,6 +28,17 @@ class FunctionalRecord:
         self._hash.update(visible.cpu().numpy().tobytes())
         self.length += 1
 
+    @classmethod
+    def of_state(
+        cls, tokens: Sequence[int], roles: Sequence[int], visibility: tuple[tuple[int, ...], ...]
+    ) -> "FunctionalRecord":
+        """The record that any right construction of these tokens fills: positions 0, 1, 2, ..., the mask's rows."""
+        record, table = cls(), visibility_tensor(visibility, torch.device("cpu"))
+        keys = torch.tensor(list(roles), dtype=torch.int64)
+        for slot, (token, role) in enumerate(zip(tokens, roles)):
+            record.add(token, role, slot, table[role, keys[: slot + 1]])
+        return record
+
     def copy(self) -> "FunctionalRecord":
         other = FunctionalRecord()
         other._hash, other.length = self._hash.copy(), self.length
@@ -77,7 +88,11 @@ class Stepper:
         )
 
 
-def rules_match(model: Decoder, rules: RoleRules) -> None:
-    """InputError when a state's contract reads roles otherwise than the model that should run it."""
+def put_in_force(model: Decoder, rules: RoleRules) -> None:
+    """Puts the model's numeric contract in force, whatever the process did since it was loaded.
+
+    InputError when a state's contract reads roles otherwise than the model that should run it.
+    """
+    model.numeric.apply()
     if model.rules != rules:
         raise InputError("contract: expected the role rules of the model's own checkpoint, found another contract's")

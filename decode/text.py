@@ -64,7 +64,12 @@ class TextCodec:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def prompt(self, question: str, choices: list[str] | tuple[str, ...]) -> str:
-        """The template filled in one pass, so that braces in a question or choice stay text."""
+        """The template filled in one pass, so that braces in a question or choice stay text.
+
+        InputError for more choices than there are letters.
+        """
+        if len(choices) > len(LETTERS):
+            raise refuse("choices", f"at most {len(LETTERS)}, one a letter", len(choices))
         lines = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
         head, tail = self.template.split("{question}")
         return head.replace("{choices}", lines) + question + tail.replace("{choices}", lines)

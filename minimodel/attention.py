@@ -43,8 +43,17 @@ def eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scal
 def repeat_kv(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """SDPA with every key/value head repeated for its query heads: transformers up to 5.22.
 
-    Source: integrations/sdpa_attention.py. Without a mask those releases pass `is_causal`; so does this.
+    Source: integrations/sdpa_attention.py. Without a mask those releases pass `is_causal`; so does this. On the CPU,
+    SDPA groups the heads itself to the same bits (a test holds it to `repeat_kv_literal`) and copies nothing; training
+    keeps the literal form, whose gradient sums the repeated heads in another order.
     """
+    if query.device.type != "cpu" or query.requires_grad:
+        return repeat_kv_literal(query, keys, values, mask, scaling)
+    return _sdpa(query, keys, values, mask, scaling)
+
+
+def repeat_kv_literal(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """The specification of `repeat_kv`: the heads repeated in memory, as transformers does it."""
     groups = query.shape[1] // keys.shape[1]
     return _sdpa(query, repeat_heads(keys, groups), repeat_heads(values, groups), mask, scaling)
 
@@ -56,8 +65,7 @@ def packed_gqa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
     batch, heads, length, head_dim = query.shape
     kv_heads = keys.shape[1]
     if mask is None and kv_heads != heads:
-        out = F.scaled_dot_product_attention(query, keys, values, scale=scaling, is_causal=length > 1, enable_gqa=True)
-        return out.transpose(1, 2)
+        return _sdpa(query, keys, values, None, scaling)
     if length > 1 or mask is None or kv_heads == heads:
         return repeat_kv(query, keys, values, mask, scaling)
     packed = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)
@@ -65,18 +73,29 @@ def packed_gqa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
 
 
 def _sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    is_causal = mask is None and query.shape[2] > 1
-    out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling, is_causal=is_causal)
+    out = F.scaled_dot_product_attention(
+        query,
+        keys,
+        values,
+        attn_mask=mask,
+        scale=scaling,
+        is_causal=mask is None and query.shape[2] > 1,
+        enable_gqa=query.shape[1] != keys.shape[1],
+    )
     return (out if mask is None else zero_dead_rows(out, mask)).transpose(1, 2)
 
 
 def zero_dead_rows(out: Tensor, mask: Tensor) -> Tensor:
     """out [B, H, T, D] with zeros in the rows that may attend to nothing, whatever the kernel left there (NaN, say).
 
-    Only a call of several rows, or of padding, can have such rows; live rows keep their bits.
+    Only padding leaves such rows; live rows keep their bits. A row that may attend to itself is alive: that is looked
+    at first, as it needs one entry a row and not all of them.
     """
+    length, key_length = mask.shape[-2:]
+    if bool(mask.diagonal(offset=key_length - length, dim1=-2, dim2=-1).all()):
+        return out
     alive = mask.any(dim=-1, keepdim=True)
-    return out if bool(alive.all()) else torch.where(alive, out, torch.zeros((), dtype=out.dtype, device=out.device))
+    return torch.where(alive, out, torch.zeros((), dtype=out.dtype, device=out.device))
 
 
 def causal_mask(length: int, key_length: int, device: torch.device) -> Tensor:

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from minimodel.attention import ATTENTION_KERNELS, causal_mask, check_mask
 from minimodel.config import ModelConfig
+from minimodel.errors import InputError
 from minimodel.linear import LINEAR_KERNELS, Linear
 from minimodel.norm import rms_norm
 from minimodel.numerics import NumericContract
 from minimodel.roles import RoleRules
-from minimodel.rotary import RotaryTables, apply_rotary
+from minimodel.rotary import RotaryTables, rotate, sign_first_half
 
 Observe = Callable[[str, Tensor], None]
 
@@ -89,7 +90,7 @@ class Decoder:
         """input_ids, roles, position_ids int64 [B, T]; mask bool [B, 1, T, S]; cache of S - T tokens -> [B, T, E].
 
         `roles` are raw roles 0-5, None exactly for a stock checkpoint. `mask` None means plain causal attention.
-        Errors: InputError for a mask of another dtype or shape.
+        Errors: InputError for a mask of another dtype or shape, and for roles without a role table or the reverse.
         """
         note = observe or _unobserved
         length = input_ids.shape[1]
@@ -99,7 +100,9 @@ class Decoder:
             mask = causal_mask(length, key_length, input_ids.device)
         hidden_states = self.embed(input_ids, roles)
         note("embed", hidden_states)
-        rotary = self.rotary.at(position_ids, key_length)
+        cos, sin = self.rotary.at(position_ids, key_length)
+        # [B, 1, T, D] -> [B, T, 1, D], for heads that still lie behind their positions
+        rotary = cos.transpose(1, 2), sign_first_half(sin).transpose(1, 2)
         for index, layer in enumerate(self.layers):
             name = f"layers.{index}."
             normed = rms_norm(hidden_states, layer.input_layernorm, self.config.rms_norm_eps)
@@ -116,7 +119,9 @@ class Decoder:
 
     def embed(self, input_ids: Tensor, roles: Tensor | None) -> Tensor:
         """embed_tokens[token] + role_embedding[offset + role], the sum in the model dtype: [B, T] -> [B, T, E]."""
-        assert (roles is None) == (self.role_embedding is None), "roles go with a role table, and only with one"
+        if (roles is None) != (self.role_embedding is None):
+            table = "no role table" if roles is not None else "a role table"
+            raise InputError(f"roles: expected roles exactly where the checkpoint has a role table, found {table}")
         hidden_states = F.embedding(input_ids, self.embed_tokens)
         if roles is None or self.role_embedding is None:
             return hidden_states
@@ -146,9 +151,9 @@ class Decoder:
         note(name + "q_proj", query)
         note(name + "k_proj", keys)
         note(name + "v_proj", values)
-        # [B, T, H*D] -> [B, H, T, D]
-        query = apply_rotary(query.view(heads).transpose(1, 2), *rotary)
-        keys = apply_rotary(keys.view(heads).transpose(1, 2), *rotary)
+        # [B, T, H*D] -> [B, T, H, D] -> [B, H, T, D]
+        query = rotate(query.view(heads), *rotary).transpose(1, 2)
+        keys = rotate(keys.view(heads), *rotary).transpose(1, 2)
         values = values.view(heads).transpose(1, 2)
         note(name + "q_rotary", query)
         note(name + "k_rotary", keys)

@@ -7,11 +7,12 @@ from typing import Any
 from minimodel.errors import InputError
 
 MAX_JSON_BYTES = 64 * 1024 * 1024  # the largest public Qwen2.5 tokenizer.json is 11 MB
+MAX_NAME_BYTES = 255  # what file systems allow
 
 
 def inside(directory: Path, name: str) -> Path:
     """The path of `name` in `directory`, refused when it is not a plain name or leads outside (through a link, say)."""
-    if not isinstance(name, str) or not name or "/" in name or "\\" in name or "\0" in name or name in (".", ".."):
+    if not isinstance(name, str) or not _plain(name):
         raise InputError(f"{directory}: expected a plain file name, found {str(name)[:120]!r}")
     path = directory / name
     try:
@@ -22,6 +23,14 @@ def inside(directory: Path, name: str) -> Path:
     if resolved.parent != home:
         raise InputError(f"{path}: expected a file inside its directory, found a link to {resolved}")
     return path
+
+
+def _plain(name: str) -> bool:
+    try:
+        length = len(name.encode("utf-8"))  # a lone surrogate, which JSON can hold, has no encoding
+    except UnicodeEncodeError:
+        return False
+    return 0 < length <= MAX_NAME_BYTES and not set(name) & {"/", "\\", "\0"} and name not in (".", "..")
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:

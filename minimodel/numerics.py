@@ -10,6 +10,7 @@ import torch
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.errors import InputError, refuse
 from minimodel.linear import LINEAR_KERNELS
+from minimodel.process import in_force, put_in_force, wanted
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 KERNELS = {  # the short form: attention kernel, linear kernel
@@ -59,31 +60,16 @@ class NumericContract:
         return torch.device(self.device)
 
     def apply(self) -> None:
-        """Puts the process-wide settings in force, whatever the caller had set: threads, TF32, reduced precision."""
-        torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cuda.matmul.allow_tf32 = False
+        """Puts the process-wide settings in force, whatever the caller had set (see `process`)."""
         # the paper's surface leaves cuDNN's TF32 on in BF16 (the decoder calls no cuDNN operation); FP32 wants it off
-        torch.backends.cudnn.allow_tf32 = self.dtype in ("bf16", "fp16")
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        put_in_force(self.threads, cudnn_tf32=self.dtype in ("bf16", "fp16"))
 
     def require_in_force(self) -> None:
         """InputError when something changed a setting since `apply`: the bits would no longer be this contract's."""
-        for name, expected in self._settings_wanted().items():
-            found = _settings()[name]
-            if found != expected:
-                raise refuse(f"process setting {name}", f"{expected!r} as the numeric contract set it", found)
-
-    def _settings_wanted(self) -> dict[str, Any]:
-        return {
-            "threads": self.threads,
-            "float32_matmul_precision": "highest",
-            "cuda_matmul_allow_tf32": False,
-            "cudnn_allow_tf32": self.dtype in ("bf16", "fp16"),
-            "bf16_reduced_precision_reduction": False,
-            "fp16_reduced_precision_reduction": False,
-        }
+        settings = in_force()
+        for name, expected in wanted(self.threads, cudnn_tf32=self.dtype in ("bf16", "fp16")).items():
+            if settings[name] != expected:
+                raise refuse(f"process setting {name}", f"{expected!r} as the numeric contract set it", settings[name])
 
     def record(self) -> dict[str, Any]:
         """What a manifest keeps: names chosen and settings as read back from the process."""
@@ -92,7 +78,7 @@ class NumericContract:
             "device": self.device,
             "attention": self.attention,
             "linear": self.linear,
-            **_settings(),
+            **in_force(),
         }
 
 
@@ -108,17 +94,6 @@ def environment() -> dict[str, str]:
     found["mkldnn"] = str(torch.backends.mkldnn.is_available()).lower()
     found["accelerator"] = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     return found
-
-
-def _settings() -> dict[str, Any]:
-    return {
-        "threads": torch.get_num_threads(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cuda_matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "bf16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        "fp16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-    }
 
 
 def _check_device(name: str) -> None:

@@ -49,3 +49,17 @@ def rotate_half(x: Tensor) -> Tensor:
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates queries or keys x [B, H, T, D] by cos, sin [B, 1, T, D]; every product and the sum round to x's dtype."""
     return (x * cos) + (rotate_half(x) * sin)
+
+
+def sign_first_half(sin: Tensor) -> Tensor:
+    """sin [..., D] with its first half negated: the sign that `rotate_half` gives x, moved over, once a call."""
+    half = sin.shape[-1] // 2
+    return torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """`apply_rotary` in four operations instead of seven, to the same bits: (-a) * b and a * (-b) round alike.
+
+    signed_sin comes from `sign_first_half`; swapping the halves of x is a roll by D/2.
+    """
+    return (x * cos) + (torch.roll(x, x.shape[-1] // 2, dims=-1) * signed_sin)

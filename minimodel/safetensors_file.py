@@ -62,8 +62,9 @@ def table_of_contents(path: Path) -> dict[str, TensorEntry]:
 
 
 def read_into(entry: TensorEntry, target: Tensor) -> None:
-    """Fills `target` (contiguous, the entry's shape) from the file; a differing dtype is rounded once, to target's.
+    """Fills `target` (contiguous, the entry's shape) from the file; a differing dtype is converted as `Tensor.to` does.
 
+    That is one rounding, save F64 to BF16 or F16, which torch rounds to FP32 first (and so does transformers).
     InputError for a dtype that is not a plain float (FP8, integers) and for a file that ends early.
     """
     if entry.dtype not in FILE_DTYPES:

@@ -1,0 +1,160 @@
+"""Tensors on disk with what they are: one safetensors file, one JSON header, a digest for every tensor.
+
+Boundaries and traces are written by us and by the transformers-side recorder in this one form. The header stands under
+a single metadata key, so that a file's bytes do not depend on the order of a hash table.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cache.digest import tensor_sha256
+from decode.contract import Contract
+from minimodel.checkpoint import file_digests
+from minimodel.errors import InputError, refuse
+from minimodel.files import parse_json
+from minimodel.numerics import NumericContract, environment
+from minimodel.safetensors_file import FILE_DTYPES, TensorEntry, read_into, table_of_contents
+
+HEADER = "stage_replay"
+SOURCE = "stage-replay"  # `source` of what this project computed; a recorder writes "transformers 5.24.0", say
+COMMON = {  # every header's keys and their JSON types; a schema may add others
+    "schema": str,
+    "source": str,
+    "row": str,
+    "construction": str,
+    "tokens": list,
+    "functional_sha256": str,
+    "contract": dict,
+    "checkpoint": dict,
+    "numeric": dict,
+    "environment": dict,
+    "tensors": dict,
+}
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Who computed a tensor, from which checkpoint, under which numeric contract, on what.
+
+    checkpoint: SHA-256 by file name (`minimodel.checkpoint.file_digests`). numeric: `NumericContract.record()`;
+    a recorder puts its own attention path under "attention". environment: `minimodel.numerics.environment()`.
+    """
+
+    source: str
+    checkpoint: Mapping[str, str]
+    numeric: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+    @classmethod
+    def here(cls, directory: str | Path, numeric: NumericContract) -> "Provenance":
+        """Ours, now: hashes the checkpoint's files and reads the settings of `numeric`, which must be in force."""
+        numeric.require_in_force()
+        return cls(SOURCE, file_digests(directory), numeric.record(), environment())
+
+
+def contract_record(contract: Contract) -> dict[str, Any]:
+    """What a header keeps of the decoding contract: everything that decides a token, a role or a mask entry."""
+    return {
+        "open_ids": list(contract.open_ids),
+        "close_ids": list(contract.close_ids),
+        "caps": list(contract.caps),
+        "visibility": [list(row) for row in contract.rules.visibility],
+        "role_offset": contract.rules.role_offset,
+    }
+
+
+def write_tensors(
+    path: Path, schema: str, header: Mapping[str, Any], provenance: Provenance, tensors: Mapping[str, Tensor]
+) -> None:
+    """Writes the file at once: a reader sees the whole of it or none. `header` holds the keys of `COMMON` but for
+    schema, tensors and those of the provenance, which are added here, and whatever else the schema wants.
+    """
+    kept = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    whole = {
+        "schema": schema,
+        **header,
+        **{key: value if isinstance(value, str) else dict(value) for key, value in asdict(provenance).items()},
+        "tensors": {name: tensor_sha256(tensor) for name, tensor in kept.items()},
+    }
+    assert all(isinstance(whole.get(key), kind) for key, kind in COMMON.items()), "a header lacks a key"
+    text = json.dumps(whole, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    save_file(kept, part, metadata={HEADER: text})
+    os.replace(part, path)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An opened file: its header, and its tensors, each read and verified when it is asked for."""
+
+    path: Path
+    header: dict[str, Any]
+    entries: dict[str, TensorEntry]
+
+    @property
+    def names(self) -> list[str]:
+        """Tensor names in the order in which they were written."""
+        return list(self.header["tensors"])
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor on the CPU. InputError when its bytes are not those that were written."""
+        entry = self.entries[name]
+        tensor = torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype])
+        read_into(entry, tensor)
+        if tensor_sha256(tensor) != self.header["tensors"][name]:
+            raise InputError(f"{self.path}: tensor {name}: expected the bytes that were written, found others")
+        return tensor
+
+
+def open_tensors(path: str | Path, schema: str | tuple[str, ...]) -> Stored:
+    """Opens a file of one of the schemas and checks its header; InputError says in one line what does not fit."""
+    path, schemas = Path(path), (schema,) if isinstance(schema, str) else schema
+    entries = table_of_contents(path)
+    with safe_open(path, framework="pt") as opened:
+        text = (opened.metadata() or {}).get(HEADER)
+    if text is None:
+        raise InputError(f"{path}: expected a file of schema {' or '.join(schemas)}, found no header of this project")
+    header = parse_json(text.encode("utf-8", "surrogatepass"), f"{path}: header")
+    if not isinstance(header, dict) or header.get("schema") not in schemas:
+        found = header.get("schema") if isinstance(header, dict) else header
+        raise refuse(f"{path}: schema", " or ".join(schemas), found)
+    for key, kind in COMMON.items():
+        if not isinstance(header.get(key), kind):
+            raise refuse(f"{path}: header {key}", kind.__name__, header.get(key))
+    if any(type(token) is not int for token in header["tokens"]):
+        raise InputError(f"{path}: header tokens: expected integers only")
+    if set(header["tensors"]) != set(entries):
+        odd = sorted(set(header["tensors"]) ^ set(entries))
+        raise InputError(f"{path}: expected the tensors that the header lists, found {odd[0][:120]!r} on one side only")
+    for name, entry in entries.items():
+        if entry.dtype not in FILE_DTYPES:
+            raise refuse(f"{path}: dtype of {name[:120]}", " or ".join(FILE_DTYPES), entry.dtype)
+    return Stored(path, header, entries)
+
+
+def require_same(path: Path, what: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """InputError naming the first key of two flat records that differs."""
+    for key in [*expected, *(key for key in found if key not in expected)]:
+        if found.get(key) != expected.get(key):
+            raise refuse(f"{path}: {what} {key}", repr(expected.get(key)), found.get(key))
+
+
+__all__ = [
+    "SOURCE",
+    "Provenance",
+    "Stored",
+    "contract_record",
+    "open_tensors",
+    "require_same",
+    "write_tensors",
+]

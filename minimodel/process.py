@@ -1,0 +1,83 @@
+"""Process-wide settings of torch that move bits: put in force, and read back.
+
+Each one has been left on by somebody's program: TF32 and BF16 shortcuts inside FP32 products (in both of torch's
+spellings, old and new), a switched-off SDPA kernel, autocast, another thread count.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Settings = dict[str, Any]
+
+
+def wanted(threads: int, cudnn_tf32: bool) -> Settings:
+    """The settings of a run, under the names that a manifest records. Everything not listed follows from torch."""
+    cudnn = "tf32" if cudnn_tf32 else "ieee"
+    return {
+        "threads": threads,
+        "float32_matmul_precision": "highest",
+        "cuda_matmul_allow_tf32": False,
+        "cudnn_allow_tf32": cudnn_tf32,
+        "mkldnn_matmul_fp32_precision": "ieee",  # "bf16" makes CPU FP32 products round their operands to BF16
+        "cuda_matmul_fp32_precision": "ieee",
+        "cudnn_conv_fp32_precision": cudnn,
+        "cudnn_rnn_fp32_precision": cudnn,
+        "bf16_reduced_precision_reduction": False,
+        "fp16_reduced_precision_reduction": False,
+        "fp16_accumulation": False,
+        "mkldnn": True,
+        "sdpa_kernels": "flash mem_efficient math cudnn",  # torch's own default; SDPA chooses among these
+        "autocast": False,
+    }
+
+
+def put_in_force(threads: int, cudnn_tf32: bool) -> None:
+    """Sets what `wanted` lists, whatever the caller had set, through both of torch's spellings."""
+    backends, cudnn = torch.backends, "tf32" if cudnn_tf32 else "ieee"
+    torch.set_num_threads(threads)
+    # the old spelling sets the new one of the matrix products too; of cuDNN's it sets only a part
+    torch.set_float32_matmul_precision("highest")
+    backends.cuda.matmul.allow_tf32 = False
+    backends.cudnn.allow_tf32 = cudnn_tf32
+    backends.mkldnn.matmul.fp32_precision = backends.cuda.matmul.fp32_precision = "ieee"
+    backends.cudnn.conv.fp32_precision = backends.cudnn.rnn.fp32_precision = cudnn
+    backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    backends.cuda.matmul.allow_fp16_accumulation = False
+    backends.mkldnn.enabled = True
+    for kernel in ("flash", "mem_efficient", "math", "cudnn"):
+        getattr(backends.cuda, f"enable_{kernel}_sdp")(True)
+    torch.set_flush_denormal(False)  # torch has no getter for it
+    for device in ("cpu", "cuda"):
+        torch.set_autocast_enabled(device, False)
+
+
+def in_force() -> Settings:
+    """The same settings as the process has them now. "mixed": torch refuses to say, its two spellings disagree."""
+    backends = torch.backends
+    kernels = [k for k in ("flash", "mem_efficient", "math", "cudnn") if getattr(backends.cuda, f"{k}_sdp_enabled")()]
+    return {
+        "threads": torch.get_num_threads(),
+        "float32_matmul_precision": _read(torch.get_float32_matmul_precision),
+        "cuda_matmul_allow_tf32": _read(lambda: backends.cuda.matmul.allow_tf32),
+        "cudnn_allow_tf32": _read(lambda: backends.cudnn.allow_tf32),
+        "mkldnn_matmul_fp32_precision": backends.mkldnn.matmul.fp32_precision,
+        "cuda_matmul_fp32_precision": backends.cuda.matmul.fp32_precision,
+        "cudnn_conv_fp32_precision": backends.cudnn.conv.fp32_precision,
+        "cudnn_rnn_fp32_precision": backends.cudnn.rnn.fp32_precision,
+        "bf16_reduced_precision_reduction": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "fp16_reduced_precision_reduction": backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "fp16_accumulation": backends.cuda.matmul.allow_fp16_accumulation,
+        "mkldnn": backends.mkldnn.enabled,
+        "sdpa_kernels": " ".join(kernels),
+        "autocast": any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
+    }
+
+
+def _read(getter: Callable[[], Any]) -> Any:
+    try:
+        return getter()
+    except RuntimeError:  # torch's refusal when the old and the new spelling were mixed
+        return "mixed"

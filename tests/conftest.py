@@ -1,0 +1,104 @@
+"""Shared by all quick tests: one tiny checkpoint, its models and the three constructions of one boundary."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from cache import Boundary, build_incremental, build_live, build_prefill
+from cache.digest import cache_sha256, tensor_sha256
+from decode import Contract, State
+from minimodel import Decoder, NumericContract, load_model
+from tests.tiny import TASK, write_checkpoint
+
+# no deadline: a shared machine may stall any example; derandomised: a failure is there on every run, or on none
+settings.register_profile(
+    "quick", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("quick")
+
+
+@pytest.fixture(autouse=True)
+def quiet_process() -> None:
+    """Every test starts under one set of process settings, whatever the one before it did."""
+    numeric("bf16").apply()
+
+
+def numeric(dtype: str, **options: object) -> NumericContract:
+    """A numeric contract of one thread, which is enough for tiny models and kind to the machine."""
+    return NumericContract(dtype=dtype, **{"threads": 1, **options})
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The adapted tiny checkpoint, BF16."""
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def stock_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights without role table and contract."""
+    return write_checkpoint(tmp_path_factory.mktemp("stock"), stock=True)
+
+
+@pytest.fixture(scope="session")
+def bf16(tiny_directory: Path) -> Decoder:
+    return load_model(tiny_directory, numeric("bf16"))
+
+
+@pytest.fixture(scope="session")
+def fp32(tiny_directory: Path) -> Decoder:
+    return load_model(tiny_directory, numeric("fp32"))
+
+
+@pytest.fixture(scope="session")
+def contract(tiny_directory: Path) -> Contract:
+    return Contract.load(tiny_directory)
+
+
+@pytest.fixture(scope="session")
+def prompt(contract: Contract) -> State:
+    return State.prompt(contract, TASK["question"], TASK["choices"])
+
+
+@dataclass(frozen=True)
+class Three:
+    """One prefix in the three constructions, and the model that made them."""
+
+    model: Decoder
+    live: Boundary
+    incremental: Boundary
+    prefill: Boundary
+
+    def hashes(self) -> list[tuple[str, str]]:
+        return [
+            (cache_sha256(boundary.cache), tensor_sha256(boundary.logits))
+            for boundary in (self.live, self.incremental, self.prefill)
+        ]
+
+
+def build_three(model: Decoder, prompt: State) -> Three:
+    live = build_live(model, prompt)
+    return Three(model, live, build_incremental(model, live.state), build_prefill(model, live.state))
+
+
+@pytest.fixture(scope="session", params=["bf16", "fp32"])
+def three(request: pytest.FixtureRequest, prompt: State) -> Iterator[Three]:
+    """Shared by many tests, none of which may write it: its bits are looked at again when all have run."""
+    model = request.getfixturevalue(request.param)
+    model.numeric.apply()
+    built = build_three(model, prompt)
+    before = built.hashes()
+    yield built
+    assert built.hashes() == before, "a test, or the code it ran, wrote into a shared boundary"
+
+
+@pytest.fixture
+def fresh_threads() -> Iterator[None]:
+    """For tests that change the thread count."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
