@@ -1,0 +1,159 @@
+"""`python -m experiments.paired LEFT RIGHT`: paired statistics of anybody's per-item results."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stats.errors import StatsInputError
+from stats.intervals import SEED, Proportion
+from stats.paired import PairedResult, compare_results, unique_labels
+
+_LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+_ABSENT = object()
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("left", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("right", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--id", "id_field", default="id", show_default=True, metavar="FIELD", help="Field that names the item.")
+@click.option(
+    "--correct",
+    "correct_field",
+    default="correct",
+    show_default=True,
+    metavar="FIELD",
+    help="Field that says whether the item is correct: true/false, 1/0 or 1.0/0.0.",
+)
+@click.option("--seed", default=SEED, show_default=True, type=click.IntRange(min=0), help="Seed of the bootstrap.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
+def main(left: Path, right: Path, id_field: str, correct_field: str, seed: int, as_json: bool) -> None:
+    """Compare the per-item results LEFT and RIGHT, joined by id and never by order.
+
+    A file is JSONL, or CSV where its name ends in .csv. Prints both accuracies with Wilson 95 % intervals, the paired
+    difference (right - left) with its bootstrap 95 % interval, the exact two-sided McNemar test, and the ids on which
+    only one side is correct. A field may be a path into nested objects ("scores.exact"); ids are compared as text, so
+    that a JSON 7 and a CSV 7 are one item.
+
+    Exit code 2: a file is malformed, an id is missing or repeated, or the two sides have different ids.
+    """
+    try:
+        sides = [unique_labels(read_labels(path, id_field, correct_field), str(path)) for path in (left, right)]
+        result = compare_results(sides[0], sides[1], seed=seed)
+    except StatsInputError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    if as_json:
+        click.echo(json.dumps(result.as_dict(), indent=2, allow_nan=False))
+    else:
+        _print_lines(result)
+
+
+def read_labels(path: Path, id_field: str, correct_field: str) -> Iterator[tuple[str, bool]]:
+    """(id, correct) of each item of a JSONL or CSV file. Raises StatsInputError, naming the line, for bad ones."""
+    records = _csv_records if path.suffix.lower() == ".csv" else _jsonl_records
+    try:
+        for where, record in records(path):
+            yield (
+                _item_id(where, id_field, _field(record, id_field)),
+                _label(where, correct_field, _field(record, correct_field)),
+            )
+    except OSError as error:
+        raise StatsInputError(f"{path}: expected a readable file, found {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise StatsInputError(f"{path}: expected UTF-8 text, found {error}") from error
+
+
+def _csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = next(reader, [])
+            if len(set(header)) != len(header):
+                raise StatsInputError(f"{path}: expected distinct column names, found {header[:8]}")
+            for cells in filter(None, reader):
+                where = f"{path} line {reader.line_num}"
+                if len(cells) != len(header):
+                    raise StatsInputError(f"{where}: expected {len(header)} cells, found {len(cells)}")
+                yield where, dict(zip(header, cells, strict=True))
+        except csv.Error as error:
+            raise StatsInputError(f"{path} line {reader.line_num}: expected CSV, found {error}") from error
+
+
+def _jsonl_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if line.isspace():
+                continue
+            where = f"{path} line {number}"
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise StatsInputError(f"{where}: expected a JSON object, found {error}") from error
+            if not isinstance(record, dict):
+                raise StatsInputError(f"{where}: expected a JSON object, found {type(record).__name__}")
+            yield where, record
+
+
+def _field(record: dict[str, Any], name: str) -> object:
+    """The value under `name`, or along it as a dotted path; `_ABSENT` where there is none."""
+    if name in record:
+        return record[name]
+    value: object = record
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return _ABSENT
+        value = value[part]
+    return value
+
+
+def _item_id(where: str, field: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise StatsInputError(
+            f"{where}: expected an id (text or a whole number) in field {field!r}, found {_shown(value)}"
+        )
+    return str(value)
+
+
+def _label(where: str, field: str, value: object) -> bool:
+    label = _LABELS.get(str(value).strip().lower()) if isinstance(value, (bool, int, float, str)) else None
+    if label is None:
+        raise StatsInputError(f"{where}: expected true/false or 1/0 in field {field!r}, found {_shown(value)}")
+    return label
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is _ABSENT else repr(value)[:80]
+
+
+def _print_lines(result: PairedResult) -> None:
+    comparison = result.comparison
+    for side, accuracy in (("left", result.left), ("right", result.right)):
+        click.echo(f"{side + ' accuracy':<18} {_accuracy(accuracy)}")
+    interval = comparison.bootstrap.interval
+    shown = f"[{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "no interval"
+    note = f" ({comparison.bootstrap.note})" if comparison.bootstrap.note else ""
+    click.echo(f"{'right - left':<18} {comparison.difference_points:+.2f} points, bootstrap 95 % {shown}{note}")
+    discordant = f"{comparison.left_only} only left, {comparison.right_only} only right"
+    click.echo(f"{'McNemar exact':<18} p = {comparison.mcnemar_p:.6g}; {discordant}")
+    for side, ids in (("only left", result.left_only_ids), ("only right", result.right_only_ids)):
+        click.echo(f"{side:<18} {' '.join(map(_printable, ids)) if ids else '-'}")
+
+
+def _printable(item_id: str) -> str:
+    return item_id if item_id.isprintable() and " " not in item_id else repr(item_id)
+
+
+def _accuracy(value: Proportion) -> str:
+    assert value.rate is not None and value.low is not None and value.high is not None, "a joined set has items"
+    return f"{value.count}/{value.n} = {value.rate:.2%}, Wilson 95 % [{value.low:.2%}, {value.high:.2%}]"
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m experiments.paired")

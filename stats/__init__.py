@@ -1,0 +1,1 @@
+"""Statistics of the experiments, on numpy and scipy alone: intervals, answer scoring, selection rules, endpoints."""

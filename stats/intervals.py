@@ -1,0 +1,168 @@
+"""Wilson intervals, the exact McNemar test and the paired percentile bootstrap.
+
+Sources: the paper's statistics section and the frozen plan of its release ("uncertainty" in analysis_plan.json).
+Every published digit is reproduced to the last bit; the functions that do so keep the order of their operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest
+
+from stats.errors import StatsInputError
+
+Z_MATRIX = 1.96
+"""Normal quantile of the matrix experiments' Wilson intervals (the plan's `matrix_wilson_z`)."""
+
+Z_TRANSPLANT = 1.959963984540054
+"""Normal quantile of the transplants' Wilson intervals (the plan's `transplant_wilson_z`)."""
+
+SEED = 20260728
+"""Bootstrap seed (the plan's `bootstrap_seed`)."""
+
+STREAMS: dict[str, int] = {
+    "matched_bf16": 0,
+    "matched_fp32": 1,
+    "cross_suffix": 20,
+    "cross_answer": 21,
+    "cross_correctness": 22,
+    "cross_logits": 23,
+    "accuracy_difference_of_differences": 30,
+    "fixed_bf16": 100,
+    "fixed_fp32": 101,
+}
+"""Offset added to the seed for each endpoint (the plan's `bootstrap_streams`), so that endpoints draw independently."""
+
+REPLICATES = 20_000
+BLOCK = 1_000
+_DRAWS_AT_ONCE = 4_000_000
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """`count` of `n` rows, with the Wilson bounds `low` and `high`; both are None where there is no row."""
+
+    count: int
+    n: int
+    low: float | None
+    high: float | None
+
+    @property
+    def rate(self) -> float | None:
+        return self.count / self.n if self.n else None
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON form: count, n, rate, wilson_95 (`null` rate and interval where n is 0)."""
+        interval = None if self.low is None else [self.low, self.high]
+        return {"count": self.count, "n": self.n, "rate": self.rate, "wilson_95": interval}
+
+
+def wilson(count: int, n: int, z: float = Z_MATRIX) -> Proportion:
+    """Wilson score interval of `count` successes in `n` trials at the normal quantile `z`.
+
+    Raises StatsInputError where count is outside 0..n or n is negative. With n = 0 there is no interval. The bounds at
+    count 0 and count n are exactly 0 and 1.
+
+    The same interval is `scipy.stats.binomtest(count, n).proportion_ci(c, "wilson")`, to about one unit in the last
+    place; it is written out because scipy takes a confidence level c and recovers z as ndtri((1 + c) / 2), and no
+    double c gives exactly z = 1.96 back: near 0.975 neighbouring doubles are 2e-15 apart in z. A test holds the two
+    together.
+    """
+    if n < 0 or not 0 <= count <= n:
+        raise StatsInputError(f"Wilson interval: expected 0 <= count <= n, found count {count}, n {n}")
+    if n == 0:
+        return Proportion(0, 0, None, None)
+    p = count / n
+    denominator = 1.0 + z * z / n
+    center = (p + z * z / (2 * n)) / denominator
+    half_width = z * math.sqrt(p * (1.0 - p) / n + z * z / (4 * n * n)) / denominator
+    low = 0.0 if count == 0 else max(0.0, center - half_width)
+    high = 1.0 if count == n else min(1.0, center + half_width)
+    return Proportion(count, n, low, high)
+
+
+def mcnemar_exact(left_only: int, right_only: int) -> float:
+    """Two-sided exact McNemar p: a binomial test of the discordant pairs at 1/2; 1.0 where there is none.
+
+    `left_only` and `right_only` count the pairs in which only that side is a success. Reference: scipy `binomtest`.
+    """
+    if left_only < 0 or right_only < 0:
+        raise StatsInputError(f"McNemar test: expected counts of at least 0, found {left_only} and {right_only}")
+    if left_only + right_only == 0:
+        return 1.0
+    return float(binomtest(left_only, left_only + right_only, 0.5).pvalue)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Percentile interval of a mean paired difference, in percentage points.
+
+    `difference` is the mean x 100 (None where n is 0). `note` is None, "degenerate" (all differences are equal, so the
+    interval is a point and says nothing about uncertainty) or "too few" (n < 2: `low` and `high` are None).
+    """
+
+    n: int
+    difference: float | None
+    low: float | None
+    high: float | None
+    note: str | None
+
+    @property
+    def interval(self) -> list[float] | None:
+        return None if self.low is None or self.high is None else [self.low, self.high]
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON form: n, difference_points, bootstrap_95, bootstrap_note; never NaN."""
+        return {
+            "n": self.n,
+            "difference_points": self.difference,
+            "bootstrap_95": self.interval,
+            "bootstrap_note": self.note,
+        }
+
+
+def paired_bootstrap(
+    differences: Sequence[float] | np.ndarray,
+    seed: int = SEED,
+    stream: int = 0,
+    *,
+    replicates: int = REPLICATES,
+    block: int = BLOCK,
+) -> Bootstrap:
+    """Paired percentile bootstrap of the mean of `differences` [n], bounds at 2.5 and 97.5 %, in points (x 100).
+
+    The generator is `numpy.random.default_rng(seed + stream)`, local to the call. Replicates are drawn in blocks of
+    `block` x n integers in row-major order, so the same differences in the same order give the same bits. A large
+    block is drawn in slices; PCG64 carries its half-used word across calls, so the slices are the block's own rows.
+    Raises StatsInputError for a difference that is not finite.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    if values.ndim != 1:
+        raise StatsInputError(f"paired bootstrap: expected one list of differences, found {values.ndim} dimensions")
+    if not np.isfinite(values).all():
+        index = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise StatsInputError(f"paired bootstrap: expected finite differences, found {values[index]} at index {index}")
+    n = len(values)
+    difference = float(values.mean()) * 100.0 if n else None
+    if n < 2:
+        return Bootstrap(n, difference, None, None, "too few")
+    means = _replicate_means(values, np.random.default_rng(seed + stream), replicates, block)
+    low, high = (float(q) for q in np.quantile(means * 100.0, [0.025, 0.975]))
+    return Bootstrap(n, difference, low, high, "degenerate" if bool((values == values[0]).all()) else None)
+
+
+def _replicate_means(values: np.ndarray, generator: np.random.Generator, replicates: int, block: int) -> np.ndarray:
+    """Means [replicates] of resamples of `values` [n]; memory stays bounded whatever n is."""
+    n = len(values)
+    rows = max(1, min(block, _DRAWS_AT_ONCE // n))
+    means = []
+    for start in range(0, replicates, block):
+        stop = min(start + block, replicates)
+        for first in range(start, stop, rows):
+            drawn = generator.integers(0, n, size=(min(rows, stop - first), n))
+            means.append(values[drawn].mean(axis=1))
+    return np.concatenate(means)

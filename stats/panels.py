@@ -1,0 +1,60 @@
+"""Selection rules of the panels: evenly spaced order statistics after sorting by prefix length and row id.
+
+Source: the paper's sections on the bridge (12 rows), the transplants (24 + 8 rows in two strata) and the replication
+(48 rows). A rule reads lengths, ids and, where it is stratified, the stratum; never an expected answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from stats.errors import StatsInputError
+
+
+def spread_positions(n: int, k: int) -> list[int]:
+    """`k` evenly spaced positions of 0..n-1: round(i (n - 1) / (k - 1)), i = 0..k-1, both ends included.
+
+    The quotient is an exact rational and a half goes to the even position (no published panel meets a half). One
+    position is the middle one, none is the empty list. Raises StatsInputError where k is negative or greater than n.
+    """
+    if not 0 <= k <= n:
+        raise StatsInputError(f"length spread: expected between 0 and {n} rows to choose, found {k}")
+    if k <= 1:
+        return [round(Fraction(n - 1, 2))] * k
+    return [round(Fraction(i * (n - 1), k - 1)) for i in range(k)]
+
+
+def length_spread(items: Sequence[tuple[int, str]], k: int) -> list[int]:
+    """Indices into `items` (prefix length, row id) of `k` rows evenly spread over the sorted lengths, shortest first.
+
+    Equal lengths are ordered by row id, as strings. Raises StatsInputError for a repeated row id.
+    """
+    _refuse_repeated([row_id for _, row_id in items])
+    order = sorted(range(len(items)), key=lambda index: items[index])
+    return [order[position] for position in spread_positions(len(items), k)]
+
+
+def stratified_spread(items: Sequence[tuple[int, str]], strata: Sequence[str], counts: Mapping[str, int]) -> list[int]:
+    """Indices of a length spread within each stratum of `counts` {stratum: rows wanted}, strata in that order.
+
+    `strata` names each item's stratum. A stratum that has fewer rows than wanted gives all it has: the caller compares
+    and says so. Raises StatsInputError where items and strata differ in number.
+    """
+    if len(items) != len(strata):
+        raise StatsInputError(f"stratified spread: expected one stratum an item, found {len(items)} and {len(strata)}")
+    _refuse_repeated([row_id for _, row_id in items])
+    chosen: list[int] = []
+    for stratum, wanted in counts.items():
+        members = [index for index, name in enumerate(strata) if name == stratum]
+        spread = length_spread([items[index] for index in members], min(wanted, len(members)))
+        chosen.extend(members[position] for position in spread)
+    return chosen
+
+
+def _refuse_repeated(row_ids: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for row_id in row_ids:
+        if row_id in seen:
+            raise StatsInputError(f"length spread: expected each row id once, found {row_id!r} again")
+        seen.add(row_id)

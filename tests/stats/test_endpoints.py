@@ -1,0 +1,147 @@
+"""Summary blocks, cross-precision reductions, donor endpoints and the interpretation label."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stats.donors import (
+    CHECKPOINT_SENSITIVE,
+    CONDITIONAL,
+    PROCEDURAL_FAILURE,
+    STRONG,
+    UNDERPOWERED,
+    DonorRow,
+    donor_endpoints,
+    interpret,
+    interpretation,
+)
+from stats.endpoints import compare_labels, difference_of_differences, disagreement, divergence_spread, first_divergence
+from stats.errors import StatsInputError
+from stats.intervals import STREAMS
+
+EXACT = DonorRow("a", "a", "a", "a")
+SWITCHED = DonorRow("i", "p", "i", "p")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "index"),
+    [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [4], 0), ([9, 2], [1, 2], 0)],
+)
+def test_first_divergence(left: list[int], right: list[int], index: int | None) -> None:
+    assert first_divergence(left, right) == index == first_divergence(right, left)
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+def test_first_divergence_is_the_end_of_the_common_part(left: list[int], right: list[int]) -> None:
+    index = first_divergence(left, right)
+    if index is None:
+        assert left == right
+    else:
+        assert left[:index] == right[:index] and left[index : index + 1] != right[index : index + 1]
+
+
+def test_disagreement_counts_the_unequal_rows() -> None:
+    block = disagreement([True, False, False, True]).as_dict()
+    assert (block["count"], block["n"], block["rate"]) == (2, 4, 0.5)
+    assert disagreement([]).as_dict()["wilson_95"] is None
+
+
+def test_divergence_spread() -> None:
+    assert divergence_spread([None, 4, 7, None, 88]).as_dict() == {"n": 3, "median": 7.0, "min": 4.0, "max": 88.0}
+    assert divergence_spread([0, 3]).as_dict() == {"n": 2, "median": 1.5, "min": 0.0, "max": 3.0}
+    assert divergence_spread([None]).as_dict() == {"n": 0, "median": None, "min": None, "max": None}
+
+
+def test_accuracy_block() -> None:
+    left = [True] * 9 + [False] * 11 + [True] * 84 + [False] * 96
+    right = [False] * 9 + [True] * 11 + [True] * 84 + [False] * 96
+    block = compare_labels(left, right, STREAMS["matched_bf16"]).accuracy_dict("live", "prefill")
+    assert block["live"] == {"correct": 93, "n": 200} and block["prefill"] == {"correct": 95, "n": 200}
+    assert (block["difference_points"], block["left_only"], block["right_only"]) == (1.0, 9, 11)
+    assert block["mcnemar_p"] == 0.8238029479980469
+    json.dumps(block, allow_nan=False)
+    swapped = compare_labels(right, left, STREAMS["matched_bf16"])
+    assert (swapped.difference_points, swapped.left_only, swapped.right_only) == (-1.0, 11, 9)
+
+
+def test_reduction_block() -> None:
+    block = compare_labels([True, True, False, True], [False] * 4, STREAMS["cross_suffix"]).reduction_dict()
+    assert (block["bf16_count"], block["fp32_count"], block["bf16_only"], block["fp32_only"]) == (3, 0, 3, 0)
+    assert block["difference_points"] == -75.0 and block["mcnemar_p"] == 0.25 and block["n"] == 4
+
+
+def test_difference_of_differences() -> None:
+    bf16 = ([True, False, False, True], [True, True, False, True])
+    fp32 = ([True, False, False, True], [True, False, False, False])
+    assert difference_of_differences(bf16, fp32, 30).difference == -50.0
+    assert difference_of_differences(fp32, bf16, 30).difference == 50.0
+    assert difference_of_differences(bf16, bf16, 30).note == "degenerate"
+    with pytest.raises(StatsInputError, match="found 4 and 3"):
+        difference_of_differences(bf16, (fp32[0], fp32[1][:3]), 30)
+
+
+def test_unequal_rows_are_refused() -> None:
+    with pytest.raises(StatsInputError, match="found 1 and 2"):
+        compare_labels([True], [True, False], 0)
+
+
+def test_donor_endpoints_of_every_kind_of_row() -> None:
+    rows = [
+        EXACT,
+        SWITCHED,
+        DonorRow("i", "p", "p", "p"),  # the prefill recipient kept its own trajectory
+        DonorRow("i", "p", "i", "x"),  # the incremental recipient took a third one
+        DonorRow("a", "a", "x", "a"),
+        DonorRow("a", "a", "a", "x"),
+    ]
+    block = donor_endpoints(rows)
+    assert (block.baseline_divergence.count, block.baseline_divergence.n, block.exact_rows) == (3, 6, 3)
+    assert (block.incremental_cache_into_prefill.count, block.incremental_cache_into_prefill.n) == (2, 3)
+    assert (block.prefill_cache_into_incremental.count, block.bidirectional.count) == (2, 1)
+    assert (block.exact_control_novel.count, block.exact_control_novel.n) == (2, 3)
+    json.dumps(block.as_dict(), allow_nan=False)
+
+
+def test_donor_endpoints_without_rows_or_without_a_stratum() -> None:
+    assert donor_endpoints([]).baseline_divergence.rate is None
+    assert donor_endpoints([EXACT]).bidirectional.as_dict()["wilson_95"] is None
+    assert donor_endpoints([SWITCHED]).exact_control_novel.as_dict()["rate"] is None
+
+
+def test_the_papers_replication_is_conditional() -> None:
+    endpoints = donor_endpoints([SWITCHED] * 43 + [EXACT] * 5)
+    assert interpret(endpoints) == CONDITIONAL == "conditional replication, underpowered controls"
+
+
+@pytest.mark.parametrize(
+    ("divergent", "exact", "recovered", "novel", "label"),
+    [
+        (12, 6, 12, 0, STRONG),
+        (42, 6, 42, 0, STRONG),
+        (12, 5, 12, 0, CONDITIONAL),
+        (48, 0, 48, 0, CONDITIONAL),
+        (42, 6, 41, 0, CHECKPOINT_SENSITIVE),
+        (43, 5, 0, 0, CHECKPOINT_SENSITIVE),
+        (42, 6, 42, 1, PROCEDURAL_FAILURE),
+        (42, 6, 41, 1, PROCEDURAL_FAILURE),
+        (11, 37, 11, 0, UNDERPOWERED),
+        (0, 48, 0, 0, UNDERPOWERED),
+        (11, 5, 11, 0, UNDERPOWERED),
+        (11, 37, 10, 0, CHECKPOINT_SENSITIVE),
+        (0, 48, 0, 1, PROCEDURAL_FAILURE),
+    ],
+)
+def test_interpretation(divergent: int, exact: int, recovered: int, novel: int, label: str) -> None:
+    assert interpretation(divergent, exact, recovered, novel) == label
+
+
+def test_interpretation_is_strong_only_where_every_condition_holds() -> None:
+    for divergent, exact in itertools.product(range(15), range(9)):
+        for recovered, novel in itertools.product(range(divergent + 1), range(exact + 1)):
+            complete = divergent >= 12 and exact >= 6 and recovered == divergent and novel == 0
+            assert (interpretation(divergent, exact, recovered, novel) == STRONG) == complete

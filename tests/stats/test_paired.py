@@ -1,0 +1,147 @@
+"""Paired statistics of two result files: the join, the numbers and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.paired import main
+from stats.errors import StatsInputError
+from stats.paired import compare_results, unique_labels
+
+
+def run(left: Path, right: Path, *options: str) -> Result:
+    return CliRunner().invoke(main, [str(left), str(right), *options])
+
+
+def jsonl(path: Path, items: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+def test_published_rows_give_the_published_numbers(published: Path, tmp_path: Path) -> None:
+    lines = (published / "data" / "matched_live_prefill.csv").read_text().splitlines(keepends=True)
+    table = tmp_path / "bf16.csv"
+    table.write_text("".join([lines[0], *reversed([line for line in lines if ",bf16," in line])]))
+    left, right = tmp_path / "left.csv", tmp_path / "right.csv"
+    left.write_text(table.read_text().replace("live_correct", "ok"))
+    right.write_text(table.read_text().replace("prefill_correct", "ok"))
+    result = run(left, right, "--id", "row_id", "--correct", "ok", "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert (found["left"]["count"], found["right"]["count"], found["n"]) == (93, 95, 200)
+    assert found["bootstrap_95"] == [-3.5000000000000004, 5.5]
+    assert (found["left_only"], found["right_only"], found["mcnemar_p"]) == (9, 11, 0.8238029479980469)
+    assert len(found["left_only_ids"]) == 9 and len(found["right_only_ids"]) == 11
+
+
+@given(st.dictionaries(st.text(), st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8), st.randoms())
+def test_file_order_moves_nothing(items: dict[str, tuple[bool, bool]], random: object) -> None:
+    keys = list(items)
+    random.shuffle(keys)  # type: ignore[attr-defined]
+    straight = compare_results({k: items[k][0] for k in items}, {k: items[k][1] for k in items})
+    shuffled = compare_results({k: items[k][0] for k in keys}, {k: items[k][1] for k in reversed(keys)})
+    assert straight == shuffled
+    assert straight.left_only_ids == tuple(sorted(k for k, (a, b) in items.items() if a and not b))
+
+
+def test_unequal_ids_name_some_of_the_missing() -> None:
+    with pytest.raises(
+        StatsInputError, match=r"7 only left \('x0', 'x1', 'x2', 'x3', 'x4' ...\) and 1 only right \('b'\)"
+    ):
+        compare_results({"a": True} | {f"x{i}": True for i in range(7)}, {"a": True, "b": False})
+    with pytest.raises(StatsInputError, match="found none"):
+        compare_results({}, {})
+
+
+def test_repeated_ids_are_refused() -> None:
+    with pytest.raises(StatsInputError, match="here: expected each id once, found 'a' again"):
+        unique_labels([("a", True), ("b", True), ("a", True)], "here")
+
+
+def test_jsonl_against_csv_with_every_spelling(tmp_path: Path) -> None:
+    left = jsonl(
+        tmp_path / "l.jsonl",
+        [{"doc": {"id": i}, "acc": label} for i, label in enumerate([True, 1, 1.0, "true", False, 0, 0.0, "0"])],
+    )
+    right = tmp_path / "r.CSV"
+    cells = ["1", "TRUE", "0", "False", "0.0", "1", "1.0", "true"]
+    right.write_bytes(
+        b"\xef\xbb\xbf" + "".join(["doc.id,acc\r\n", *(f"{i},{c}\r\n" for i, c in enumerate(cells))]).encode()
+    )
+    result = run(left, right, "--id", "doc.id", "--correct", "acc", "--json")
+    found = json.loads(result.stdout)
+    assert found["left_only_ids"] == ["2", "3"] and found["right_only_ids"] == ["5", "6", "7"] and found["n"] == 8
+
+
+def test_lines_say_each_number(tmp_path: Path) -> None:
+    left = jsonl(tmp_path / "l.jsonl", [{"id": f"q{i}", "correct": i < 3} for i in range(5)])
+    right = jsonl(tmp_path / "r.jsonl", [{"id": f"q{i}", "correct": i in (1, 2, 3, 4)} for i in range(5)])
+    result = run(left, right)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("left accuracy") and "3/5 = 60.00%" in lines[0]
+    assert lines[1].startswith("right accuracy") and "4/5 = 80.00%" in lines[1]
+    assert "+20.00 points" in lines[2] and "p = 1; 1 only left, 2 only right" in lines[3]
+    assert lines[4].split() == ["only", "left", "q0"] and lines[5].split() == ["only", "right", "q3", "q4"]
+    seeded = run(left, right, "--seed", "1", "--json")
+    assert json.loads(seeded.stdout)["bootstrap_95"] is not None
+
+
+def test_ids_that_cannot_be_printed_are_escaped(tmp_path: Path) -> None:
+    left = jsonl(tmp_path / "l.jsonl", [{"id": "\ud800", "correct": 1}, {"id": "a\nb", "correct": 1}])
+    right = jsonl(tmp_path / "r.jsonl", [{"id": "\ud800", "correct": 0}, {"id": "a\nb", "correct": 0}])
+    result = run(left, right)
+    assert result.exit_code == 0 and "'\\ud800'" in result.stdout and "'a\\nb'" in result.stdout
+
+
+def test_a_single_item_has_no_interval(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "one.jsonl", [{"id": "q", "correct": True}])
+    result = run(path, path)
+    assert result.exit_code == 0 and "no interval (too few)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"id": "a", "correct": 0.5}', "line 1: expected true/false or 1/0 in field 'correct', found 0.5"),
+        ('{"id": "a", "correct": NaN}', "found nan"),
+        ('{"id": "a", "correct": null}', "found None"),
+        ('{"id": "a"}', "field 'correct', found nothing"),
+        ('{"correct": true}', "field 'id', found nothing"),
+        ('{"id": true, "correct": true}', "field 'id', found True"),
+        ('{"id": 1.5, "correct": true}', "field 'id', found 1.5"),
+        ('{"id": "", "correct": true}', "field 'id', found ''"),
+        ('{"id": "a", "correct": true}\n{"id": "a", "correct": true}', "found 'a' again"),
+        ('{"id": "a", "correct": true}\n{"id": "b", "corr', "line 2: expected a JSON object"),
+        ("[1]", "line 1: expected a JSON object, found list"),
+        ("[" * 100_000, "line 1: expected a JSON object"),
+        ("", "found 1 only right ('q')"),
+    ],
+)
+def test_bad_files_exit_2_in_one_line(tmp_path: Path, content: str, says: str) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(content)
+    result = run(bad, jsonl(tmp_path / "good.jsonl", [{"id": "q", "correct": True}]))
+    assert result.exit_code == 2 and says in result.stderr
+    assert result.stderr.count("\n") == 1 and result.stdout == ""
+
+
+def test_bad_csv_and_bad_bytes_exit_2(tmp_path: Path) -> None:
+    good = jsonl(tmp_path / "good.jsonl", [{"id": "q", "correct": True}])
+    for content, says in (
+        (b"id,correct\nq\n", "line 2: expected 2 cells, found 1"),
+        (b"id,id\nq,1\n", "distinct column names"),
+        (b'id,correct\n"q,1\n', "expected CSV"),
+        (b"id,correct\n\xff,1\n", "expected UTF-8 text"),
+    ):
+        bad = tmp_path / "bad.csv"
+        bad.write_bytes(content)
+        result = run(bad, good)
+        assert result.exit_code == 2 and says in result.stderr and result.stderr.count("\n") == 1
+    assert run(tmp_path / "absent.csv", good).exit_code == 2

@@ -1,0 +1,176 @@
+"""The published claims: every leaf of the real release and of a synthetic one, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from experiments.published import main
+from stats.errors import StatsInputError
+from stats.published import recompute, rederive_panels
+from stats.published.claims import MISSING
+
+
+def edit(path: Path, old: str, new: str, count: int = 1) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, count))
+
+
+def differing(directory: Path) -> list[str]:
+    return [claim.name for claim in recompute(directory) if not claim.equal]
+
+
+def test_every_published_claim_is_reproduced_exactly(published: Path) -> None:
+    claims = recompute(published)
+    assert len(claims) == 331
+    assert [claim for claim in claims if not claim.equal] == []
+
+
+def test_every_published_panel_is_selected_again(published: Path) -> None:
+    panels = {panel.name: panel for panel in rederive_panels(published)}
+    assert [len(panel.published) for panel in panels.values()] == [12, 24, 8, 48]
+    for panel in panels.values():
+        assert panel.lengths_equal
+        assert panel.differing == panel.tied
+        assert panel.passed
+    assert panels["transplant_primary.exact"].rows_equal
+
+
+def test_a_panel_in_which_a_tie_is_no_longer_explained_fails(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for file in (published / "data").iterdir():
+        (tmp_path / "data" / file.name).write_bytes(file.read_bytes())
+    edit(tmp_path / "data" / "live_teacher_bridge.csv", "r0144", "r0121")
+    assert not any(panel.passed for panel in rederive_panels(tmp_path) if not panel.rows_equal)
+
+
+def test_synthetic_claims_agree(release: Path) -> None:
+    assert differing(release) == []
+    assert all(panel.rows_equal and panel.passed for panel in rederive_panels(release))
+
+
+def test_claim_of_another_value_type_or_place_differs(release: Path) -> None:
+    path = release / "paper_claims.json"
+    claims = json.loads(path.read_text())
+    claims["stock_qwen_diagnostic"]["rows"] = 5.0
+    claims["transplant_later"]["extra"] = 1
+    del claims["transplant_later"]["baseline_exact_rows"]
+    interval = claims["fixed_prefix_2x2"]["bf16"]["suffix_disagreement"]["wilson_95_ci"]
+    interval[0] = interval[0] * (1 + 2**-52)
+    path.write_text(json.dumps(claims))
+    assert differing(release) == [
+        "fixed_prefix_2x2.bf16.suffix_disagreement.wilson_95_ci[0]",
+        "stock_qwen_diagnostic.rows",
+        "transplant_later.baseline_exact_rows",
+        "transplant_later.extra",
+    ]
+    by_name = {claim.name: claim for claim in recompute(release)}
+    assert by_name["transplant_later.extra"].recomputed == MISSING
+    assert by_name["transplant_later.baseline_exact_rows"].published == MISSING
+
+
+def test_one_changed_label_changes_its_claims(release: Path) -> None:
+    path = release / "data" / "stock_qwen_control.csv"
+    edit(path, "r0000,true,true", "r0000,false,true")
+    assert differing(release) == ["stock_qwen_diagnostic.pair_replica_token_exact_rows"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        ("matched_live_prefill.csv", "r0000,bf16", "r0000,fp16", "expected precision bf16 or fp32, found 'fp16'"),
+        ("matched_live_prefill.csv", "r0001,bf16", "r0000,bf16", "once, found"),
+        ("matched_live_prefill.csv", "functional_state_equal", "functional", "expected column 'functional_state_equal'"),
+        ("kv_transplant_later.csv", "true", "yes", "expected true or false, found 'yes'"),
+        ("kv_transplant_later.csv", "exact_control_novel_trajectory", "row_id", "distinct column names"),
+        ("live_teacher_bridge.csv", "r0000,0,", "r0000,0,1,", "cells, found"),
+        ("historical_bridge_audit.csv", "90", "91", "expected one value in all rows, found [90, 91]"),
+        ("historical_bridge_audit.csv", "90", "-9", "expected a whole number, found '-9'"),
+        ("stock_qwen_control.csv", "true,7,0", "true,,0", "found 'false'"),
+    ],
+)  # fmt: skip
+def test_malformed_ledgers_are_refused_in_one_line(release: Path, file: str, old: str, new: str, says: str) -> None:
+    if file == "stock_qwen_control.csv":
+        old, new = "false,false,7,0", "false,false,,0"
+    edit(release / "data" / file, old, new)
+    with pytest.raises(StatsInputError) as caught:
+        recompute(release)
+    message = str(caught.value)
+    assert says in message and file in message and "\n" not in message
+
+
+def test_rows_that_contradict_themselves_are_refused(release: Path) -> None:
+    path = release / "data" / "fixed_prefix_2x2.csv"
+    text = path.read_text()
+    match = re.search(r",(false),[0-9]+,false,", text)
+    assert match is not None
+    path.write_text(text[: match.start(1)] + "true" + text[match.end(1) :])
+    with pytest.raises(StatsInputError, match="column suffix_equal: expected false"):
+        recompute(release)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("paper_claims.json", b"{"),
+        ("paper_claims.json", b"[]"),
+        ("paper_claims.json", b'{"schema": "other"}'),
+        ("paper_claims.json", b'{"schema": NaN}'),
+        ("paper_claims.json", b"\xff\xfe{"),
+        ("paper_claims.json", b"[" * 200_000),
+        ("analysis_plan.json", b"{}"),
+        ("analysis_plan.json", b'{"uncertainty": {"bootstrap_seed": 1}}'),
+        ("data/kv_transplant_primary.csv", b""),
+        ("data/kv_transplant_primary.csv", b"row_id\n"),
+        ("data/kv_transplant_primary.csv", b"row_id\n\xff\n"),
+        ("data/kv_transplant_primary.csv", None),
+        ("paper_claims.json", None),
+    ],
+)
+def test_unusable_files_are_bad_input(release: Path, file: str, content: bytes | None) -> None:
+    if content is None:
+        (release / file).unlink()
+    else:
+        (release / file).write_bytes(content)
+    result = CliRunner().invoke(main, [str(release)])
+    assert result.exit_code == 2
+    assert result.stdout == "" and result.stderr.count("\n") == 1
+    assert Path(file).name in result.stderr
+
+
+def test_a_byte_order_mark_changes_nothing(release: Path) -> None:
+    for path in [*release.glob("*.json"), *(release / "data").iterdir()]:
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert differing(release) == []
+
+
+def test_command_prints_each_claim_and_its_verdict(release: Path) -> None:
+    result = CliRunner().invoke(main, [str(release)])
+    assert result.exit_code == 0
+    total = len(recompute(release))
+    assert sum(line.startswith("equal ") for line in result.stdout.splitlines()) == total
+    assert f"claims equal: {total} of {total}" in result.stdout and "panels passed: 4 of 4" in result.stdout
+
+
+def test_command_exits_3_on_a_mismatch(release: Path) -> None:
+    edit(release / "paper_claims.json", '"pair_replica_token_exact_rows": 5', '"pair_replica_token_exact_rows": 4')
+    result = CliRunner().invoke(main, [str(release), "--quiet"])
+    assert result.exit_code == 3
+    lines = [line for line in result.stdout.splitlines() if line.startswith(("equal", "DIFFERS"))]
+    assert lines == ["DIFFERS  " + lines[0][9:]] and "published 4  recomputed 5" in lines[0]
+    as_json = CliRunner().invoke(main, [str(release), "--json"])
+    assert as_json.exit_code == 3
+    wrong = [claim for claim in json.loads(as_json.stdout)["claims"] if not claim["equal"]]
+    assert [claim["claim"] for claim in wrong] == ["stock_qwen_diagnostic.pair_replica_token_exact_rows"]
+
+
+def test_command_exits_3_on_another_selection(release: Path) -> None:
+    edit(release / "data" / "live_teacher_bridge.csv", ",1,", ",7,")
+    edit(release / "data" / "live_teacher_bridge.csv", ",2,", ",1,")
+    result = CliRunner().invoke(main, [str(release)])
+    assert result.exit_code == 3 and "panel bridge: lengths DIFFER" in result.stdout
