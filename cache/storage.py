@@ -90,6 +90,7 @@ def write_tensors(
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     save_file(kept, part, metadata={HEADER: text})
+    part.chmod(0o644)  # the library creates files for their owner alone
     os.replace(part, path)
 
 

@@ -64,7 +64,7 @@ class Contract:
             raise refuse(f"{where}: keys", " ".join(sorted(KEYS)), unknown[0])
         if raw.get("schema", SCHEMA) != SCHEMA:
             raise refuse(f"{where}: schema", repr(SCHEMA), raw["schema"])
-        opening, closing = _delimiters(raw.get("delimiters", {}), where)
+        opening, closing = delimiter_names(raw, where)
         codec = TextCodec.load(tokenizer, _template(raw.get("prompt_template", TEMPLATE), where))
         ids = [codec.special_id(name, where) for name in (*opening, *closing)]
         if max(ids) >= vocab_size:
@@ -101,7 +101,9 @@ def _number(cap: int | None) -> int:
     return cap
 
 
-def _delimiters(raw: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def delimiter_names(contract: dict[str, Any], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The opening and the closing delimiters of contract.json's object, by raw role; absent keys take the defaults."""
+    raw = contract.get("delimiters", {})
     if not isinstance(raw, dict) or set(raw) - {"open", "close"}:
         raise refuse(f"{where}: delimiters", "an object with 'open' and 'close'", raw)
     both = []

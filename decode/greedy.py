@@ -24,12 +24,13 @@ class RowFailure(RuntimeError):
 class Generated:
     """Tokens chosen or forced, with the margin of each choice (None where forced), and where the structure ended.
 
-    A margin is the best eligible logit less the second best, exact in float64; 0.0 is a tie.
+    A margin is the best eligible logit less the second best, exact in float64; 0.0 is a tie. tops: the best itself.
     """
 
     tokens: tuple[int, ...]
     roles: tuple[int, ...]
     margins: tuple[float | None, ...]
+    tops: tuple[float | None, ...]
     structure: Structure
 
 
@@ -37,11 +38,13 @@ class Generated:
 class Suffix:
     """What follows a boundary: every token after the prefix, delimiters included.
 
-    merge and answer: the blocks' content tokens. functional: the digest of all that the decoder was shown.
+    merge and answer: the blocks' content tokens. functional: the digest of all that the decoder was shown. margins and
+    tops: as in `Generated`.
     """
 
     tokens: tuple[int, ...]
     margins: tuple[float | None, ...]
+    tops: tuple[float | None, ...]
     merge: tuple[int, ...]
     answer: tuple[int, ...]
     functional_sha256: str
@@ -65,7 +68,13 @@ class BoundaryLike(Protocol):
 
 
 def choose(logits: Tensor, eligible: Tensor) -> tuple[int, float]:
-    """The eligible id with the largest logit, and the margin. logits [B, V], the copies; eligible bool [V].
+    """The eligible id with the largest logit, and the margin. See `best_two`."""
+    token, top, second = best_two(logits, eligible)
+    return token, top - second
+
+
+def best_two(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
+    """The eligible id with the largest logit, that logit, and the next. logits [B, V], the copies; eligible bool [V].
 
     Ties go to the lowest id: argmax gives the first of equal maxima (`topk` keeps no such order). Eligibility applies
     before the tie rule. RowFailure when copies differ in any bit or a logit is NaN or infinite.
@@ -79,7 +88,7 @@ def choose(logits: Tensor, eligible: Tensor) -> tuple[int, float]:
     top = masked[best].item()
     masked[best] = float("-inf")
     token = int(best)
-    return token, top - masked.max().item()
+    return token, top, masked.max().item()
 
 
 def require_equal_copies(tensor: Tensor, name: str) -> None:
@@ -106,22 +115,25 @@ def generate(
     tokens: list[int] = []
     roles: list[int] = []
     margins: list[float | None] = []
+    tops: list[float | None] = []
     hidden = torch.empty(0)
     while not stop(structure):
-        token, margin = forced(contract, structure), None
+        token, margin, top = forced(contract, structure), None, None
         if token is None:
             assert logits is not None, "a free choice needs logits"
-            token, margin = choose(logits, eligible[structure.block])
+            token, top, second = best_two(logits, eligible[structure.block])
+            margin = top - second
         role, structure = structure.block, advance(contract, structure, token)
         tokens.append(token)
         roles.append(role)
         margins.append(margin)
+        tops.append(top)
         if structure.done:
             break
         hidden = stepper.feed(token, role, observe)
         free = not stop(structure) and forced(contract, structure) is None
         logits = stepper.model.logits(hidden)[:, 0] if free else None
-    return Generated(tuple(tokens), tuple(roles), tuple(margins), structure), hidden
+    return Generated(tuple(tokens), tuple(roles), tuple(margins), tuple(tops), structure), hidden
 
 
 @torch.inference_mode()
@@ -142,6 +154,7 @@ def greedy_suffix(model: Decoder, boundary: BoundaryLike) -> Suffix:
     return Suffix(
         out.tokens,
         out.margins,
+        out.tops,
         merge=content_of(contract, out.tokens, MERGE, first_open=True),
         answer=content_of(contract, out.tokens, ANSWER, first_open=False),
         functional_sha256=stepper.record.sha256(),

@@ -7,11 +7,13 @@ live is the comparison; the replica pairs are its floor and its gate.
     python -m experiments.matrix --dtype bf16
 """
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from cache.build import build_live, build_prefill
+from cache.storage import Provenance
 from decode.greedy import greedy_suffix
 from decode.state import State
 from experiments.harness.exits import run_command
@@ -20,9 +22,11 @@ from experiments.harness.options import RunOptions, common_options, dtype_option
 from experiments.harness.progress import Progress
 from experiments.harness.rows import Arm, replica_exact, row_entry
 from experiments.harness.runner import Plan, run_plan
-from experiments.harness.session import open_session
+from experiments.harness.saving import Saving, saving_options
+from experiments.harness.session import Session, open_session
 from experiments.harness.summary import pair_summary, run_summary
 from experiments.harness.tasks import Task
+from experiments.harness.trace import require_room
 from minimodel.decoder import Decoder
 from stats.intervals import STREAMS
 
@@ -31,12 +35,16 @@ PAIRS = [("live", "live_replica"), ("prefill", "prefill_replica"), ("live", "pre
 GATES = ("replica_live", "replica_prefill", "functional_state", "storage_disjoint", "copies_synchronised", "argmax")
 
 
-def matrix_row(model: Decoder, task: Task, prompt: State, index: int, progress: Progress) -> dict[str, Any]:
+def matrix_row(
+    model: Decoder, task: Task, prompt: State, index: int, progress: Progress, saving: Saving
+) -> dict[str, Any]:
     """Decodes one row: the boundary once, then four arms."""
     progress.arm("boundary")
-    live = build_live(model, prompt)
+    live = build_live(model, prompt, observe=saving.observe(task.id, "live"))
     progress.fed(len(live.state))
-    prefill = build_prefill(model, live.state)
+    prefill = build_prefill(model, live.state, observe=saving.observe(task.id, "prefill"))
+    saving.write(task.id, "live", live)
+    saving.write(task.id, "prefill", prefill)
     boundaries = dict(zip(ARMS, (live, live.replica(), prefill, prefill.replica())))
     arms = []
     for name, boundary in boundaries.items():
@@ -59,23 +67,46 @@ def matrix_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
     return f"{run_head(manifest, summary)}\n{body}\n"
 
 
+def open_saving(session: Session, out: Path, boundaries: bool, traced: tuple[str, ...], last: int | None) -> Saving:
+    """What the run writes beside its ledger, refused before the first row where it cannot be written."""
+    numeric, order = session.numeric, [task.id for task in session.tasks]
+    checkpoint = session.options.checkpoint
+    saving = Saving.chosen(out, boundaries, traced, last, order, lambda: Provenance.here(checkpoint, numeric))
+    longest = max((session.contract.prefix_limit(len(prompt)) for prompt in session.prompts), default=0)
+    if traced:
+        require_room(session.model.config, numeric.dtype, min(last or longest, longest))
+    return saving
+
+
 @click.command(help=__doc__)
 @dtype_option
+@saving_options
 @common_options(preflight=8)
-def main(options: RunOptions, dtype: str) -> None:
+def main(
+    options: RunOptions, dtype: str, save_boundaries: bool, traced: tuple[str, ...], trace_last: int | None
+) -> None:
     def body() -> int:
         session = open_session("matrix", options, dtype)
+        out = options.directory(f"matrix-{dtype}")
+        saving = open_saving(session, out, save_boundaries, traced, trace_last)
         plan = Plan(
             manifest=session.manifest(),
             preflight=options.preflight,
             gates=GATES,
             task=lambda index: session.tasks[index],
-            decode=lambda i, progress: matrix_row(session.model, session.tasks[i], session.prompts[i], i, progress),
+            decode=lambda i, progress: matrix_row(
+                session.model, session.tasks[i], session.prompts[i], i, progress, saving
+            ),
             summarise=lambda rows: matrix_summary(dtype, rows),
             report=matrix_report,
             closing=lambda summary: [closing_line(summary)],
         )
-        return run_plan(plan, options.directory(f"matrix-{dtype}"), options.fresh, options.quiet)
+        code = run_plan(plan, out, options.fresh, options.quiet)
+        missing = saving.missing([task.id for task in session.tasks], ("live", "prefill"))
+        if missing:
+            note = f"{out}: {missing[0]} and {len(missing) - 1} more were not written: their rows were kept from before"
+            click.echo(note, err=True)
+        return code
 
     run_command(body, "experiments.matrix")
 

@@ -33,8 +33,11 @@ class Checkpoint:
     warnings: tuple[str, ...]
 
 
-def open_checkpoint(directory: str | Path) -> Checkpoint:
-    """Reads the small files and every table of contents; InputError for whatever does not fit. Reads no tensor."""
+def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
+    """Reads the small files and every table of contents; InputError for whatever does not fit. Reads no tensor.
+
+    `stock`: leave a role table and a contract aside, in whatever form they may be there.
+    """
     directory = Path(directory)
     if not directory.is_dir():
         found = "a file" if directory.exists() else "nothing"
@@ -57,7 +60,7 @@ def open_checkpoint(directory: str | Path) -> Checkpoint:
             raise refuse(f"{tensors[name].path}: shape of {name}", str(list(shape)), list(tensors[name].shape))
     if config.tie_word_embeddings and "lm_head.weight" in tensors:
         warnings.append("tie_word_embeddings is true but the file holds lm_head.weight: the file's head is used")
-    contract = _role_files(directory, config, tensors)
+    contract = None if stock else _role_files(directory, config, tensors)
     return Checkpoint(directory, config, tensors, contract, tuple(warnings))
 
 

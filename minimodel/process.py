@@ -35,7 +35,8 @@ def wanted(threads: int, cudnn_tf32: bool) -> Settings:
 
 def put_in_force(threads: int, cudnn_tf32: bool) -> None:
     """Sets what `wanted` lists, whatever the caller had set, through both of torch's spellings."""
-    backends, cudnn = torch.backends, "tf32" if cudnn_tf32 else "ieee"
+    backends: Any = torch.backends  # its stubs lack the new spelling
+    cudnn = "tf32" if cudnn_tf32 else "ieee"
     torch.set_num_threads(threads)
     # the old spelling sets the new one of the matrix products too; of cuDNN's it sets only a part
     torch.set_float32_matmul_precision("highest")
@@ -56,7 +57,7 @@ def put_in_force(threads: int, cudnn_tf32: bool) -> None:
 
 def in_force() -> Settings:
     """The same settings as the process has them now. "mixed": torch refuses to say, its two spellings disagree."""
-    backends = torch.backends
+    backends: Any = torch.backends
     kernels = [k for k in ("flash", "mem_efficient", "math", "cudnn") if getattr(backends.cuda, f"{k}_sdp_enabled")()]
     return {
         "threads": torch.get_num_threads(),

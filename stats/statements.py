@@ -12,16 +12,15 @@ from collections.abc import Iterator
 
 _LINE_END = re.compile(r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _SENTENCE_END = re.compile(r"[.!?](?=[*_)\"'$]{0,3}(?:\s|\Z))|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+_ALPHANUMERIC = re.compile(r"\w")
 _BOX_PART = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(r"\banswers?(?:\s{1,3}(?:is|was))?[\s*_\"']{0,6}[:=]", re.IGNORECASE)
 _EMPHASIS = re.compile(r"(?<![^\W_])_{1,3}([A-Za-z])_{1,3}(?![^\W_])")
 _STANDALONE = re.compile(r"(?<![\w\\'])(?<!\w-)([A-Z])(?!\w)(?!-\w)")
 _NEXT_WORD = re.compile(r"\s{1,3}([a-z]+)")
-_NEGATED_BEFORE = re.compile(
-    r"(?:\bnot|\bnever|n't|\bneither|\bnor|\bcannot be)\W{0,4}"
-    r"(?:(?:be|the|an?|letter|option|choice|answer)\W{1,3}){0,4}\Z",
-    re.IGNORECASE,
-)
+_WORD = re.compile(r"[a-z']+")
+_FILLERS = frozenset(["be", "the", "a", "an", "letter", "option", "choice", "answer"])
+_NEGATORS = frozenset(["not", "never", "neither", "nor", "cannot"])
 _NEGATED_AFTER = re.compile(
     r"\W{0,4}(?:(?:is|was|can|could|does|do|must)\s{0,3})?(?:not|n't|never|wrong|incorrect|cannot|(?:ca|wo)n't)\b",
     re.IGNORECASE,
@@ -55,12 +54,12 @@ def plain_characters(text: str) -> str:
 
 def lines(text: str) -> list[str]:
     """The lines of `text` that hold a letter or digit."""
-    return [line for line in _LINE_END.split(text) if re.search(r"\w", line)]
+    return [line for line in _LINE_END.split(text) if line and _ALPHANUMERIC.search(line)]
 
 
 def sentences(text: str) -> list[str]:
     """The statements of `text`: cut after `.`, `!` or `?` before a space, and at line ends; empty ones left out."""
-    return [sentence for sentence in _SENTENCE_END.split(text) if re.search(r"\w", sentence)]
+    return [sentence for sentence in _SENTENCE_END.split(text) if sentence and _ALPHANUMERIC.search(sentence)]
 
 
 def last_box(text: str) -> tuple[int, str] | None:
@@ -94,8 +93,8 @@ def last_answer_line(text: str) -> tuple[int, str] | None:
 def standalone_letters(statement: str) -> Iterator[tuple[str, bool]]:
     """Each capital letter that stands alone in `statement`, and whether it is ruled out ("not B", "B is wrong").
 
-    The article "A" and the pronoun "I" are no letters: they are taken for one when a lower-case word follows that is
-    none of the few that can follow a letter ("A is", "A fits", "A because").
+    The article "A" and the pronoun "I" are no letters: a lower-case word after them makes them one, save the few words
+    that follow a letter ("A is", "A fits", "A because").
     """
     statement = _EMPHASIS.sub(r" \1 ", statement)
     may_negate = _NEGATION.search(statement) is not None
@@ -107,7 +106,15 @@ def standalone_letters(statement: str) -> Iterator[tuple[str, bool]]:
         if letter == "I" and (after.startswith("'") or (word and not _AFTER_I.fullmatch(word[1]))):
             continue
         before = statement[max(0, match.start() - 48) : match.start()]
-        yield letter, may_negate and bool(_NEGATED_BEFORE.search(before) or _NEGATED_AFTER.match(after))
+        yield letter, may_negate and (_ends_negated(before) or _NEGATED_AFTER.match(after) is not None)
+
+
+def _ends_negated(before: str) -> bool:
+    """Whether the last word before a letter negates it, words like "the option" left out."""
+    words = _WORD.findall(before.lower())
+    while words and words[-1] in _FILLERS:
+        words.pop()
+    return bool(words) and (words[-1] in _NEGATORS or words[-1].endswith("n't"))
 
 
 def stated_letter(statement: str, choices: int) -> tuple[bool, str | None]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from decode.contract import CLOSE, OPEN
@@ -74,3 +74,17 @@ def write_checkpoint(
         save_file({"weight": table.to(dtype)}, directory / "role_embedding.safetensors")
         (directory / "contract.json").write_text(json.dumps({"caps": CAPS, **(contract or {})}))
     return directory
+
+
+def split_into_shards(directory: Path, count: int) -> None:
+    """Replaces model.safetensors by `count` shards and their index, in Hugging Face's layout."""
+    tensors = load_file(directory / "model.safetensors")
+    weight_map = {}
+    for shard in range(count):
+        file = f"model-{shard + 1:05d}-of-{count:05d}.safetensors"
+        part = {name: tensor for i, (name, tensor) in enumerate(sorted(tensors.items())) if i % count == shard}
+        save_file(part, directory / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(part, file))
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "model.safetensors").unlink()

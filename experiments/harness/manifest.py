@@ -21,14 +21,16 @@ def build_manifest(
     numeric: list[NumericContract],
     checkpoint: Path,
     contract: Contract,
-    tasks_bytes: bytes,
+    tasks_bytes: bytes | None,
     row_order: list[str],
     preflight: int,
     panel: dict[str, Any] | None = None,
     information: dict[str, Any] | None = None,
     warnings: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """numeric: one contract a dtype of the run, in order; `apply` is called on each to record what it puts in force."""
+    """numeric: one contract a dtype of the run, in order; `apply` is called on each to record what it puts in force.
+    tasks_bytes: the task file's, None for an experiment that reads none.
+    """
     records = []
     for one in numeric:
         one.apply()
@@ -41,7 +43,7 @@ def build_manifest(
         "code_sha256": code_sha256(),
         "checkpoint": file_digests(checkpoint),
         "checkpoint_warnings": list(warnings),
-        "tasks_sha256": hashlib.sha256(tasks_bytes).hexdigest(),
+        "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
         "caps": {"branch": contract.caps[1], "merge": contract.caps[4], "answer": contract.caps[5]},
         "visibility": [list(row) for row in contract.rules.visibility],
         "role_offset": contract.rules.role_offset,

@@ -29,20 +29,30 @@ def interval(bounds: Sequence[float] | None) -> str:
 
 
 def pair_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The endpoints of one comparison as (name, value) rows."""
-    left, right = summary["comparison"].split(":")
-    accuracy, divergence = summary["accuracy"], summary["first_divergence"]
-    drift, logits = summary["cache"], summary["logits"]
-    n = summary["compared_rows"]
+    """The endpoints of one comparison as (name, value) rows; answers and accuracy where its arms are scored."""
+    divergence, drift, logits, n = (summary[key] for key in ("first_divergence", "cache", "logits", "compared_rows"))
     return [
         ("suffix disagreement", rate(summary["suffix_disagreement"])),
         ("merge disagreement", rate(summary["merge_disagreement"])),
-        ("answer disagreement", rate(summary["answer_disagreement"])),
-        ("correctness disagreement", rate(summary["correctness_disagreement"])),
+        *(_scored_rows(summary) if "accuracy" in summary else []),
         (
             "first divergence, tokens after the boundary",
             f"median {number(divergence['median'])}, range {number(divergence['min'])} to {number(divergence['max'])}",
         ),
+        ("boundary cache bit-exact", f"{drift['exact_rows']}/{n}"),
+        ("boundary cache relative L2, median", number(drift["relative_l2_median"])),
+        ("boundary cache largest difference, median", number(drift["max_abs_median"])),
+        ("boundary logits bit-exact", f"{logits['exact_rows']}/{n}"),
+        ("boundary argmax equal", f"{summary['argmax_equal_rows']}/{n}"),
+    ]
+
+
+def _scored_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    left, right = summary["comparison"].split(":")
+    accuracy = summary["accuracy"]
+    return [
+        ("answer disagreement", rate(summary["answer_disagreement"])),
+        ("correctness disagreement", rate(summary["correctness_disagreement"])),
         (f"correct, {left}", f"{accuracy[left]['correct']}/{accuracy[left]['n']}"),
         (f"correct, {right}", f"{accuracy[right]['correct']}/{accuracy[right]['n']}"),
         (
@@ -53,11 +63,6 @@ def pair_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"only {left} / only {right} correct; McNemar p",
             f"{accuracy['left_only']} / {accuracy['right_only']}; {accuracy['mcnemar_p']:.3g}",
         ),
-        ("boundary cache bit-exact", f"{drift['exact_rows']}/{n}"),
-        ("boundary cache relative L2, median", number(drift["relative_l2_median"])),
-        ("boundary cache largest difference, median", number(drift["max_abs_median"])),
-        ("boundary logits bit-exact", f"{logits['exact_rows']}/{n}"),
-        ("boundary argmax equal", f"{summary['argmax_equal_rows']}/{n}"),
     ]
 
 
@@ -69,6 +74,8 @@ def run_head(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
         for one in manifest["numeric"]
     )
     environment = ", ".join(f"{key} {value}" for key, value in manifest["environment"].items())
+    digest = manifest["tasks_sha256"]
+    tasks = "not read" if digest is None else f"SHA-256 `{digest}`"
     gates = table(["gate", "rows passed"], [(g, f"{c['passed']}/{c['of']}") for g, c in summary["gates"].items()])
     verdict = (
         "Every gate passed on every row."
@@ -79,7 +86,7 @@ def run_head(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
         f"# {summary['experiment']}, {summary['dtype']}\n\n"
         f"{summary['rows']} rows. Numeric contract: {numeric}. Environment: {environment}.\n\n"
         f"Checkpoint weights SHA-256 `{manifest['checkpoint'].get('model.safetensors', 'sharded')}`, "
-        f"tasks SHA-256 `{manifest['tasks_sha256']}`.\n\n{verdict}\n\n{gates}\n"
+        f"tasks {tasks}.\n\n{verdict}\n\n{gates}\n"
     )
 
 
@@ -89,7 +96,8 @@ def closing_line(summary: dict[str, Any]) -> str:
     head = f"{summary['experiment']} {summary['dtype']}: {summary['rows']} rows, gates {gates}"
     if "suffix_disagreement" not in summary:
         return head
-    return (
-        f"{head}; {summary['comparison']} disagree on suffix {rate(summary['suffix_disagreement'])}, "
-        f"answer {rate(summary['answer_disagreement'])}, correctness {rate(summary['correctness_disagreement'])}"
-    )
+    line = f"{head}; {summary['comparison']} disagree on suffix {rate(summary['suffix_disagreement'])}"
+    if "accuracy" not in summary:
+        return line
+    answers, labels = rate(summary["answer_disagreement"]), rate(summary["correctness_disagreement"])
+    return f"{line}, answer {answers}, correctness {labels}"

@@ -16,10 +16,12 @@ DEMO = Path(__file__).resolve().parent.parent / "demo"
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line said. `out` None: runs/NAME-DTYPE. `limit` None: all rows."""
+    """What the command line said. `tasks` None: the command reads none. `out` None: runs/NAME-DTYPE. `limit` None: all
+    rows.
+    """
 
     checkpoint: Path
-    tasks: Path
+    tasks: Path | None
     out: Path | None
     limit: int | None
     preflight: int
@@ -76,12 +78,14 @@ def numeric_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def common_options(preflight: int, checkpoint: str = "primary") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """All shared options but --dtype; the command receives them as one `options: RunOptions`."""
+def common_options(
+    preflight: int, checkpoint: str = "primary", tasks: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """All shared options but --dtype; the command receives them as one `options: RunOptions`. tasks: offer --tasks."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(**given: Any) -> Any:
-            shared = {name: given.pop(name) for name in RunOptions.__dataclass_fields__}
+            shared = {name: given.pop(name, None) for name in RunOptions.__dataclass_fields__}
             return command(options=RunOptions(**shared), **given)
 
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
@@ -93,7 +97,7 @@ def common_options(preflight: int, checkpoint: str = "primary") -> Callable[[Cal
                     "--checkpoint",
                     type=directory,
                     default=DEMO / checkpoint,
-                    show_default="the bundled demo",
+                    show_default=f"the bundled demo's {checkpoint}",
                     metavar="DIR",
                     help="An adapted checkpoint directory.",
                 ),
@@ -104,7 +108,9 @@ def common_options(preflight: int, checkpoint: str = "primary") -> Callable[[Cal
                     show_default="the bundled demo's",
                     metavar="FILE",
                     help="JSON lines: id, question, choices, answer.",
-                ),
+                )
+                if tasks
+                else _no_option,
                 click.option(
                     "--out",
                     type=directory,
@@ -131,6 +137,22 @@ def common_options(preflight: int, checkpoint: str = "primary") -> Callable[[Cal
         return click.option("--quiet", is_flag=True, help="No progress on stderr.")(wrapped)
 
     return decorate
+
+
+def _no_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return command
+
+
+def source_option(experiment: str, default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--source: the finished run that this experiment starts from."""
+    return click.option(
+        "--source",
+        type=click.Path(path_type=Path),
+        default=Path("runs") / default,
+        show_default=True,
+        metavar="DIR",
+        help=f"A finished {experiment} run.",
+    )
 
 
 def dtype_option(command: Callable[..., Any]) -> Callable[..., Any]:

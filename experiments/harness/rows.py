@@ -9,7 +9,7 @@ from cache.drift import compare, compare_tensors
 from cache.isolation import disjoint, geometry
 from decode.greedy import Suffix, choose
 from decode.state import State, token_digest
-from experiments.harness.tasks import Task
+from experiments.harness.tasks import RowName, Task
 from minimodel.numbers import same_bits
 from minimodel.roles import MERGE
 from stats.endpoints import first_divergence
@@ -30,11 +30,13 @@ def prefix_entry(state: State) -> dict[str, Any]:
     return {"tokens": list(state.tokens), "length": len(state), "sha256": state.sha256()}
 
 
-def arm_entry(arm: Arm, task: Task) -> dict[str, Any]:
-    """The row's `arms[NAME]`. `margin` is the boundary's own, `margins` one a suffix token (null where forced)."""
+def arm_entry(arm: Arm, task: Task | RowName) -> dict[str, Any]:
+    """The row's `arms[NAME]`. `margin` is the boundary's own, `margins` one a suffix token (null where forced).
+
+    `scored` and `correct` are there for a task only; a row known by name alone is not scored.
+    """
     contract, suffix = arm.boundary.state.contract, arm.suffix
     text = contract.codec.decode(suffix.answer)
-    scored = score(text, task.answer, len(task.choices))
     argmax, margin = choose(arm.boundary.logits, contract.eligible[MERGE].to(arm.boundary.logits.device))
     return {
         "suffix": list(suffix.tokens),
@@ -42,8 +44,7 @@ def arm_entry(arm: Arm, task: Task) -> dict[str, Any]:
         "merge": list(suffix.merge),
         "answer": list(suffix.answer),
         "answer_text": text,
-        "scored": scored.answer,
-        "correct": scored.correct,
+        **_scored(text, task),
         "cache_sha256": cache_sha256(arm.boundary.cache),
         "logits_sha256": tensor_sha256(arm.boundary.logits),
         "argmax": argmax,
@@ -53,6 +54,13 @@ def arm_entry(arm: Arm, task: Task) -> dict[str, Any]:
         "suffix_state_sha256": suffix.functional_sha256,
         "geometry": _common_geometry(arm.boundary),
     }
+
+
+def _scored(text: str, task: Task | RowName) -> dict[str, Any]:
+    if isinstance(task, RowName):
+        return {}
+    scored = score(text, task.answer, len(task.choices))
+    return {"scored": scored.answer, "correct": scored.correct}
 
 
 def _common_geometry(boundary: Boundary) -> dict[str, Any]:
@@ -65,12 +73,10 @@ def _common_geometry(boundary: Boundary) -> dict[str, Any]:
 def comparison_entry(left: Arm, right: Arm, arms: dict[str, Any]) -> dict[str, Any]:
     """The row's `comparisons["LEFT:RIGHT"]`.
 
-    `answer_equal`: both answer blocks state the same answer, or state none in the same tokens.
+    `answer_equal`: both answer blocks state the same answer, or state none in the same tokens. It and `correct_equal`
+    are there for scored arms only.
     """
     mine, theirs = arms[left.name], arms[right.name]
-    same_answer = mine["scored"] == theirs["scored"]
-    if mine["scored"] is None and theirs["scored"] is None:
-        same_answer = mine["answer"] == theirs["answer"]
     divergence = first_divergence(left.suffix.tokens, right.suffix.tokens)
     logits = compare_tensors(left.boundary.logits, right.boundary.logits, "boundary logits")
     return {
@@ -78,10 +84,18 @@ def comparison_entry(left: Arm, right: Arm, arms: dict[str, Any]) -> dict[str, A
         "logits": logits.as_dict(),
         "suffix": {"exact": divergence is None, "first_divergence": divergence},
         "merge_equal": mine["merge"] == theirs["merge"],
-        "answer_equal": same_answer,
-        "correct_equal": mine["correct"] == theirs["correct"],
+        **_scores_equal(mine, theirs),
         "argmax_equal": mine["argmax"] == theirs["argmax"],
     }
+
+
+def _scores_equal(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, bool]:
+    if "scored" not in mine:
+        return {}
+    same_answer = mine["scored"] == theirs["scored"]
+    if mine["scored"] is None and theirs["scored"] is None:
+        same_answer = mine["answer"] == theirs["answer"]
+    return {"answer_equal": same_answer, "correct_equal": mine["correct"] == theirs["correct"]}
 
 
 def replica_exact(left: Arm, right: Arm) -> bool:
@@ -111,7 +125,7 @@ def first_token_is_argmax(arm: Arm, arms: dict[str, Any]) -> bool:
 
 
 def row_entry(
-    task: Task,
+    task: Task | RowName,
     index: int,
     state: State,
     arms: list[Arm],
@@ -141,11 +155,14 @@ def row_entry(
     }
 
 
-def failed_row(task: Task, index: int, gate_names: list[str], reason: str) -> dict[str, Any]:
+def failed_row(
+    task: Task | RowName, index: int, gate_names: list[str], reason: str, extra: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The row of a request that failed closed: no arm of it is used."""
     return {
         "row": task.id,
         "index": index,
+        **(extra or {}),
         "failure": reason,
         "arms": {},
         "comparisons": {},

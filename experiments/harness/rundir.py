@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.canonical import canonical
+from experiments.harness.canonical import canonical, sha256_file, sha256_text
 from experiments.harness.ledger import append_line, append_row, drop_tail, read_ledger, write_whole
 from minimodel.errors import InputError
 from minimodel.files import read_json_object
@@ -25,28 +25,40 @@ class RunDirectory:
             _set_aside(path)
         path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(path)
-        self.dropped = 0
-        manifest = json.loads(canonical(manifest))
+        try:
+            self._open(path, json.loads(canonical(manifest)))
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: Path, manifest: dict[str, Any]) -> None:
         if (path / MANIFEST).exists():
             _require_same(manifest, read_json_object(path / MANIFEST), path / MANIFEST)
-        elif any(entry.name != ".lock" for entry in path.iterdir()):
+        elif any(entry.name not in (".lock", MANIFEST + ".part") for entry in path.iterdir()):
             raise InputError(f"{path}: expected a run directory or an empty one, found files without {MANIFEST}")
         else:
             write_whole(path / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=True, allow_nan=False) + "\n")
         self.manifest = manifest
-        self.rows, torn = read_ledger(path / ROWS)
-        if torn:
-            drop_tail(path / ROWS, torn)
-            self.dropped = torn
-        order = [entry["row"] for entry in self.rows]
+        self.rows, self.dropped = read_ledger(path / ROWS)
+        order = [row_key(entry) for entry in self.rows]
         if order != list(manifest["row_order"])[: len(order)]:
             raise InputError(f"{path / ROWS}: expected rows in the manifest's order, found {order[:3]!r}...")
+        if self.dropped:
+            drop_tail(path / ROWS, self.dropped)
 
     def append(self, row: dict[str, Any], timing: dict[str, Any]) -> None:
         """Adds a finished row; its timing goes to a file of its own, so that two runs write one and the same ledger."""
         append_row(self.path / ROWS, row)
         self.rows.append(row)
         append_line(self.path / TIMING, canonical(timing))
+
+    def attach(self, name: str, text: str) -> None:
+        """Keeps an input beside the ledger, written before the first row; InputError when other bytes stand there."""
+        path = self.path / name
+        if not path.exists():
+            write_whole(path, text)
+        elif sha256_file(path) != sha256_text(text):
+            raise InputError(f"{path}: expected SHA-256 {sha256_text(text)}, found {sha256_file(path)}")
 
     def finish(self, summary: dict[str, Any], report: str) -> None:
         """Writes summary.json and report.md."""
@@ -56,6 +68,12 @@ class RunDirectory:
     def close(self) -> None:
         """Lets the lock go."""
         os.close(self._lock)
+
+
+def row_key(entry: dict[str, Any]) -> str:
+    """A row's name in the manifest's `row_order`: its id, led by its cell or dtype in a run of several."""
+    lead = entry.get("cell", entry.get("dtype"))
+    return entry["row"] if lead is None else f"{lead}/{entry['row']}"
 
 
 def _lock(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from decode.greedy import RowFailure
 from experiments.harness.exits import DONE, GATE_FAILED
 from experiments.harness.progress import Progress
 from experiments.harness.rows import failed_row
-from experiments.harness.rundir import RunDirectory
-from experiments.harness.tasks import Task
+from experiments.harness.rundir import RunDirectory, row_key
+from experiments.harness.tasks import RowName, Task
 
 
 @dataclass(frozen=True)
@@ -22,23 +22,29 @@ class Plan:
 
     decode(index, progress) gives row `index` of the manifest's row order; task(index) names it. gates: names a row
     carries even when it fails closed. summarise(rows) gives summary.json; report(manifest, summary) gives report.md;
-    closing(summary) the lines for stdout. preflight: the first rows, which must pass before the rest is decoded.
+    closing(summary) the lines for stdout. preflight: the first rows, or rows by index, that must pass before any later
+    one is decoded. extra(index): fields that a row carries even when it fails closed. attachments: inputs kept beside
+    the ledger, name to text, written before the first row.
     """
 
     manifest: dict[str, Any]
-    preflight: int
+    preflight: int | frozenset[int]
     gates: tuple[str, ...]
-    task: Callable[[int], Task]
+    task: Callable[[int], Task | RowName]
     decode: Callable[[int, Progress], dict[str, Any]]
     summarise: Callable[[list[dict[str, Any]]], dict[str, Any]]
     report: Callable[[dict[str, Any], dict[str, Any]], str]
     closing: Callable[[dict[str, Any]], list[str]]
+    extra: Callable[[int], dict[str, Any]] = field(default=lambda index: {})
+    attachments: dict[str, str] = field(default_factory=dict)
 
 
 def run_plan(plan: Plan, out: Path, fresh: bool, quiet: bool) -> int:
     """Runs what is not there yet; returns the exit code: 0, or 3 when a gate failed in any row."""
     directory = RunDirectory(out, plan.manifest, fresh)
     try:
+        for name, text in plan.attachments.items():
+            directory.attach(name, text)
         progress = Progress(len(plan.manifest["row_order"]), len(directory.rows), quiet)
         if directory.dropped:
             progress.note(f"{out}/rows.jsonl: dropped a torn last line of {directory.dropped} bytes; its row is redone")
@@ -61,6 +67,7 @@ def run_plan(plan: Plan, out: Path, fresh: bool, quiet: bool) -> int:
 
 def _run_rows(plan: Plan, directory: RunDirectory, progress: Progress) -> str:
     """Decodes the missing rows in order; a text when the preflight failed, naming row and gates."""
+    preflight = range(plan.preflight) if isinstance(plan.preflight, int) else plan.preflight
     for index in range(len(plan.manifest["row_order"])):
         if index >= len(directory.rows):
             start = time.monotonic()
@@ -76,9 +83,9 @@ def _run_rows(plan: Plan, directory: RunDirectory, progress: Progress) -> str:
                 },
             )
         row = directory.rows[index]
-        if index < plan.preflight and not row["passed"]:
+        if index in preflight and not row["passed"]:
             failed = [gate for gate, passed in row["gates"].items() if not passed]
-            return f"row {row['row']}: {row.get('failure') or ', '.join(failed)}"
+            return f"row {row_key(row)}: {row.get('failure') or ', '.join(failed)}"
     return ""
 
 
@@ -86,4 +93,4 @@ def _decode(plan: Plan, index: int, progress: Progress) -> dict[str, Any]:
     try:
         return plan.decode(index, progress)
     except RowFailure as failure:
-        return failed_row(plan.task(index), index, list(plan.gates), str(failure))
+        return failed_row(plan.task(index), index, list(plan.gates), str(failure), plan.extra(index))

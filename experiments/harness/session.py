@@ -1,7 +1,6 @@
 """What a decoding experiment opens first: tasks, contract and model, checked before anything is written."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from decode.contract import Contract
@@ -50,8 +49,9 @@ def open_session(experiment: str, options: RunOptions, dtype: str) -> Session:
     numeric = options.numeric(dtype)
     contract = Contract.load(options.checkpoint)
     checkpoint = open_checkpoint(options.checkpoint)
-    tasks, data = load_tasks(Path(options.tasks), options.limit)
-    prompts = prompt_states(tasks, contract, checkpoint.config.max_position_embeddings, Path(options.tasks))
+    assert options.tasks is not None, "this experiment reads tasks"
+    tasks, data = load_tasks(options.tasks, options.limit)
+    prompts = prompt_states(tasks, contract, checkpoint.config.max_position_embeddings, options.tasks)
     numeric.apply()
     model = decoder_from(checkpoint, numeric)
     return Session(experiment, options, numeric, contract, model, tasks, prompts, data, checkpoint.warnings)

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.harness.rundir import row_key
 from stats.endpoints import compare_labels, disagreement, divergence_spread
 from stats.intervals import Z_MATRIX
 
@@ -16,24 +17,30 @@ def gate_counts(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     return {name: {"passed": sum(bool(row["gates"].get(name)) for row in rows), "of": len(rows)} for name in names}
 
 
-def pair_summary(rows: Sequence[Row], left: str, right: str, stream: int, z: float = Z_MATRIX) -> dict[str, Any]:
-    """Endpoints of one comparison over the rows that hold it; `n` in each says how many those are."""
+def pair_summary(rows: Sequence[Row], left: str, right: str, stream: int = 0, z: float = Z_MATRIX) -> dict[str, Any]:
+    """Endpoints of one comparison over the rows that hold it; `n` in each says how many those are.
+
+    Answers, correctness and accuracy (bootstrap stream `stream`) are there where the arms are scored.
+    """
     name = f"{left}:{right}"
     kept = [row for row in rows if name in row["comparisons"]]
     pairs = [row["comparisons"][name] for row in kept]
     if not pairs:
         return {"comparison": name, "compared_rows": 0}
-    accuracy = compare_labels(
-        [row["arms"][left]["correct"] for row in kept], [row["arms"][right]["correct"] for row in kept], stream
-    )
+    scored = {}
+    if "correct_equal" in pairs[0]:
+        labels = [[row["arms"][arm]["correct"] for row in kept] for arm in (left, right)]
+        scored = {
+            "answer_disagreement": disagreement([pair["answer_equal"] for pair in pairs], z).as_dict(),
+            "correctness_disagreement": disagreement([pair["correct_equal"] for pair in pairs], z).as_dict(),
+            "accuracy": compare_labels(labels[0], labels[1], stream).accuracy_dict(left, right),
+        }
     return {
         "comparison": name,
         "compared_rows": len(pairs),
         "suffix_disagreement": disagreement([pair["suffix"]["exact"] for pair in pairs], z).as_dict(),
         "merge_disagreement": disagreement([pair["merge_equal"] for pair in pairs], z).as_dict(),
-        "answer_disagreement": disagreement([pair["answer_equal"] for pair in pairs], z).as_dict(),
-        "correctness_disagreement": disagreement([pair["correct_equal"] for pair in pairs], z).as_dict(),
-        "accuracy": accuracy.accuracy_dict(left, right),
+        **scored,
         "first_divergence": divergence_spread([pair["suffix"]["first_divergence"] for pair in pairs]).as_dict(),
         "cache": _drift([pair["cache"] for pair in pairs]),
         "logits": _drift([pair["logits"] for pair in pairs]),
@@ -62,7 +69,7 @@ def run_summary(experiment: str, dtype: str, rows: Sequence[Row], endpoints: dic
         "dtype": dtype,
         "rows": len(rows),
         "passed": bool(rows) and all(row["passed"] for row in rows),
-        "failed_rows": [row["row"] for row in rows if not row["passed"]],
+        "failed_rows": [row_key(row) for row in rows if not row["passed"]],
         "gates": gate_counts(rows),
         "prefix_length": {"median": statistics.median(prefixes), "min": min(prefixes), "max": max(prefixes)}
         if prefixes

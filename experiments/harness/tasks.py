@@ -25,6 +25,13 @@ class Task:
     answer: str
 
 
+@dataclass(frozen=True)
+class RowName:
+    """A row of which only the name is known: its expected answer is not read, and its arms are not scored."""
+
+    id: str
+
+
 def load_tasks(path: Path, limit: int | None) -> tuple[list[Task], bytes]:
     """The first `limit` tasks (all without one) and the file's bytes. InputError lists every offending row."""
     data = read_bytes(path, MAX_TASK_BYTES)

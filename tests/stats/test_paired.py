@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.paired import main
@@ -40,6 +40,7 @@ def test_published_rows_give_the_published_numbers(published: Path, tmp_path: Pa
     assert len(found["left_only_ids"]) == 9 and len(found["right_only_ids"]) == 11
 
 
+@settings(max_examples=10, deadline=None)
 @given(st.dictionaries(st.text(), st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8), st.randoms())
 def test_file_order_moves_nothing(items: dict[str, tuple[bool, bool]], random: object) -> None:
     keys = list(items)

@@ -1,0 +1,51 @@
+"""Lists every command with one line each: `python -m experiments`."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+HERE = Path(__file__).resolve().parent
+LONG = 110
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """(module, one line of its docstring) of every module here and below that is a command, by name.
+
+    The files are read, not imported: the listing needs no torch and costs no time.
+    """
+    for path in sorted(HERE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if path != Path(__file__).resolve() and _is_command(tree):
+            name = ".".join(["experiments", *path.relative_to(HERE).with_suffix("").parts])
+            yield name, one_line(ast.get_docstring(tree) or "")
+
+
+def _is_command(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+
+
+def one_line(docstring: str) -> str:
+    """The docstring's first sentence; where that is long, what stands before its first colon."""
+    paragraph = " ".join(docstring.split("\n\n")[0].split())
+    if paragraph.startswith("`python -m") and "`: " in paragraph:
+        paragraph = paragraph.split("`: ", 1)[1]
+    ends = [place for mark in (". ", "? ") if (place := paragraph.find(mark)) >= 0]
+    sentence = paragraph[: min(ends) + 1] if ends else paragraph
+    if len(sentence) > LONG and ": " in sentence:
+        sentence = sentence.split(": ")[0] + "."
+    return sentence[:1].upper() + sentence[1:]
+
+
+@click.command(help=__doc__)
+def main() -> None:
+    found = list(commands())
+    width = max(len(name) for name, _ in found)
+    click.echo("python -m NAME --help tells the options of each command.\n")
+    for name, line in found:
+        click.echo(f"{name:<{width}}  {line}")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m experiments")

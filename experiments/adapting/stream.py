@@ -1,0 +1,124 @@
+"""Writing a safetensors file by streaming: a header, then bytes copied from other files through one bounded buffer.
+
+The `safetensors` library writes what is in memory; a 14B base is not. What is written here is read back by it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minimodel.errors import InputError
+from minimodel.safetensors_file import TensorEntry
+
+BUFFER_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes start to stop-1 of a file."""
+
+    path: Path
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One tensor to write: its dtype as the file spells it, its shape, and where its bytes come from, in order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def copied(cls, entry: TensorEntry) -> "Planned":
+        """A tensor as it is."""
+        return cls(entry.dtype, entry.shape, (Span(entry.path, entry.start, entry.stop),))
+
+    def __len__(self) -> int:
+        return sum(len(span) for span in self.spans)
+
+
+def with_rows(entry: TensorEntry, rows: int, sources: Mapping[int, int]) -> Planned:
+    """A matrix [V, E] with `rows` >= V rows, in which row k is a copy of the base's row sources[k].
+
+    Every row beyond V needs a source; rows without one keep their bytes. Nothing is decoded: a row is a range of bytes.
+    """
+    count = entry.shape[0]
+    assert rows >= count and all(k in sources for k in range(count, rows)), "a new row without a source"
+    width = (entry.stop - entry.start) // count
+
+    def row_bytes(first: int, last: int) -> Span:
+        return Span(entry.path, entry.start + first * width, entry.start + last * width)
+
+    spans, kept = [], 0
+    for row in sorted(sources):
+        if kept < min(row, count):
+            spans.append(row_bytes(kept, min(row, count)))
+        spans.append(row_bytes(sources[row], sources[row] + 1))
+        kept = row + 1
+    if kept < count:
+        spans.append(row_bytes(kept, count))
+    return Planned(entry.dtype, (rows, *entry.shape[1:]), tuple(spans))
+
+
+def plan_bytes(tensors: Mapping[str, Planned]) -> int:
+    """The size of the file that `write_stream` would write."""
+    header, order = _header(tensors)
+    return len(header) + sum(len(tensors[name]) for name in order)
+
+
+def write_stream(path: Path, tensors: Mapping[str, Planned]) -> str:
+    """Writes the file and returns its SHA-256. Memory: the buffer. InputError when a source ends early."""
+    header, order = _header(tensors)
+    digest = hashlib.sha256(header)
+    with open(path, "wb") as out:
+        out.write(header)
+        for name in order:
+            for chunk in _chunks(tensors[name].spans):
+                digest.update(chunk)
+                out.write(chunk)
+        out.flush()
+        os.fsync(out.fileno())
+    return digest.hexdigest()
+
+
+def _header(tensors: Mapping[str, Planned]) -> tuple[bytes, list[str]]:
+    """The length-prefixed header, padded to eight bytes, and the order of the data: wide dtypes first, so that every
+    tensor starts at a multiple of its element's size.
+    """
+    widths = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+    order = sorted(tensors, key=lambda name: -widths[tensors[name].dtype])
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in order:
+        planned = tensors[name]
+        table[name] = {
+            "dtype": planned.dtype,
+            "shape": list(planned.shape),
+            "data_offsets": [offset, offset + len(planned)],
+        }
+        offset += len(planned)
+    text = json.dumps(table, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def _chunks(spans: Sequence[Span]) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    for span in spans:
+        with open(span.path, "rb", buffering=0) as file:
+            file.seek(span.start)
+            left = len(span)
+            while left:
+                count = file.readinto(buffer[: min(left, BUFFER_BYTES)])
+                if not count:
+                    raise InputError(f"{span.path}: incomplete or damaged (ends {left} bytes early)")
+                yield buffer[:count]
+                left -= count

@@ -1,0 +1,196 @@
+"""What makes the constructions differ: one kernel at a time, on one frozen bank (beyond the paper).
+
+The same fixed prefixes are built incrementally and by prefill under every cell of linear kernel x attention kernel x
+dtype, and both are continued. The four cells of {repeat_kv, blocked} x {plain, tiled} decide, by a fixed rule and per
+dtype, which kernel is necessary and which is sufficient for divergence on this device; the other attention kernels
+change one thing at a time. Where both kernels are batch-invariant, no tensor may differ: that is a gate. Beside the
+cells: the drift of prefill in chunks, and the distance of every arm to the same prefix in FP64.
+
+    python -m experiments.causes
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cache.boundary import Boundary
+from cache.build import build_incremental, build_prefill
+from cache.drift import compare
+from decode.greedy import greedy_suffix
+from decode.state import State
+from experiments.harness.bank import open_bank
+from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_session
+from experiments.harness.causes_rules import causes_summary
+from experiments.harness.causes_tables import causes_report, closing_lines
+from experiments.harness.exits import run_command
+from experiments.harness.options import RunOptions, common_options, source_option
+from experiments.harness.oracle import Oracle, oracle_entry
+from experiments.harness.panel import spread_record
+from experiments.harness.progress import Progress
+from experiments.harness.rows import Arm, row_entry
+from experiments.harness.runner import Plan, run_plan
+from experiments.harness.tasks import Task
+from minimodel.decoder import Decoder
+from minimodel.numbers import bits
+from minimodel.numerics import KERNELS, NumericContract
+from stats.endpoints import first_divergence
+from stats.panels import length_spread
+
+FACTORS = [("repeat_kv", "plain"), ("repeat_kv", "tiled"), ("blocked", "plain"), ("blocked", "tiled")]
+VARIANTS = ["packed_gqa", "eager", "sdpa_fp32", "eager_softmax_model_dtype"]  # with the plain linear kernel
+DTYPES = ("bf16", "fp16", "fp32")
+CHUNKS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
+GATES = ("functional_state", "storage_disjoint", "copies_synchronised", "argmax", "invariant_exact", "flip_caught")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One numeric contract of the crossing; `chunked`: the drift of chunked prefill is measured too."""
+
+    dtype: str
+    attention: str
+    linear: str
+    chunked: bool = field(default=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.dtype}/{self.attention}/{self.linear}"
+
+    def numeric(self, options: RunOptions) -> NumericContract:
+        return NumericContract(
+            self.dtype, options.device, attention=self.attention, linear=self.linear, threads=options.threads
+        )
+
+    @property
+    def invariant(self) -> bool:
+        return (self.attention, self.linear) == KERNELS["invariant"]
+
+
+def cells(dtypes: Sequence[str]) -> list[Cell]:
+    """Per dtype: the four factor cells, then the variants. Chunks for the default and the invariant cell."""
+    found = []
+    for dtype in dtypes:
+        found += [Cell(dtype, *pair, chunked=pair in (FACTORS[0], FACTORS[3])) for pair in FACTORS]
+        found += [Cell(dtype, attention, "plain") for attention in VARIANTS]
+    return found
+
+
+def causes_row(
+    model: Decoder, cell: Cell, task: Task, state: State, index: int, oracle: Oracle, progress: Progress
+) -> dict[str, Any]:
+    """Both constructions under one cell, their suffixes, their drift, and their distance to the oracle."""
+    progress.arm(cell.name)
+    built = {"incremental": build_incremental(model, state), "prefill": build_prefill(model, state)}
+    arms = [Arm(name, boundary, greedy_suffix(model, boundary)) for name, boundary in built.items()]
+    progress.fed(2 * len(state) + sum(len(arm.suffix.tokens) for arm in arms))
+    pair = compare(built["incremental"].cache, built["prefill"].cache)
+    exact = pair.exact and arms[0].suffix == arms[1].suffix
+    gates = {"invariant_exact": exact or not cell.invariant, "flip_caught": flip_is_caught(built["prefill"])}
+    extra: dict[str, Any] = {"cell": cell.name, "oracle": oracle_entry(built, oracle.at(state))}
+    divergence = first_divergence(arms[0].suffix.tokens, arms[1].suffix.tokens)
+    extra["tops_at_divergence"] = _at(arms[0].suffix.tops, divergence)
+    if cell.chunked:
+        extra["chunks"] = chunk_curve(model, built["incremental"], state)
+    return row_entry(task, index, state, arms, [("incremental", "prefill")], gates, extra)
+
+
+def _at(values: Sequence[float | None], index: int | None) -> float | None:
+    return values[index] if index is not None and index < len(values) else None
+
+
+def flip_is_caught(boundary: Boundary) -> bool:
+    """The negative control of every exactness verdict: one bit flipped in one V entry makes two caches differ there."""
+    changed = boundary.cache.copy()
+    layer, slot = changed.layers - 1, len(changed) // 2
+    bits(changed.values(layer))[:, 0, slot, 0] ^= 1
+    drift = compare(boundary.cache, changed)
+    wanted = {"layer": layer, "tensor": "value", "position": slot}
+    return drift.first_difference == wanted and drift.layers[layer][1].differing == boundary.cache.batch
+
+
+def chunk_curve(model: Decoder, incremental: Boundary, state: State) -> dict[str, Any]:
+    """Prefill in calls of c tokens against incremental: exact or not, share of elements, relative L2, by c."""
+    curve = {}
+    for chunk in [c for c in CHUNKS if c < len(state)] + [len(state)]:
+        entry = compare(incremental.cache, build_prefill(model, state, chunk=chunk).cache).as_dict()
+        name = "one_call" if chunk == len(state) else str(chunk)
+        curve[name] = {
+            "exact": entry["exact"],
+            "share": entry["differing"] / entry["elements"],
+            "relative_l2": entry["relative_l2"],
+        }
+    return curve
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Every (cell, prefix) of a run, cells outermost, so that each cell's model is loaded once."""
+
+    cells: list[Cell]
+    tasks: list[Task]
+    states: list[State]
+
+    def at(self, index: int) -> tuple[Cell, Task, State]:
+        cell, row = divmod(index, len(self.tasks))
+        return self.cells[cell], self.tasks[row], self.states[row]
+
+    def row_order(self) -> list[str]:
+        return [f"{cell.name}/{task.id}" for cell in self.cells for task in self.tasks]
+
+
+def causes_plan(session: BankSession, crossed: list[Cell], rows: int) -> Plan:
+    """Freezes the panel by length spread; answers and outcomes are not read."""
+    bank = session.bank
+    prefixes = [bank.prefixes[i] for i in length_spread(bank.lengths(), min(rows, len(bank.prefixes)))]
+    tasks, _, data = bank_tasks(session, prefixes)
+    crossing = Crossing(crossed, tasks, session.states(prefixes))
+    oracle = Oracle(session.models.checkpoint, session.options.device, session.options.threads)
+
+    def decode(index: int, progress: Progress) -> dict[str, Any]:
+        cell, task, state = crossing.at(index)
+        return causes_row(session.models.at(cell.name), cell, task, state, index, oracle, progress)
+
+    names = [cell.name for cell in crossed]
+    panel = {**spread_record(prefixes, rows, len(bank.prefixes)), "cells": names}
+    return Plan(
+        manifest=session.manifest(crossing.row_order(), panel, data, tasks=str(session.options.tasks)),
+        preflight=session.options.preflight,
+        gates=GATES,
+        task=lambda index: crossing.at(index)[1],
+        decode=decode,
+        summarise=lambda found: causes_summary(found, names, panel),
+        report=causes_report,
+        closing=closing_lines,
+        extra=lambda index: {"cell": crossing.at(index)[0].name},
+    )
+
+
+@click.command(help=__doc__)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    default=DTYPES,
+    show_default=True,
+    type=click.Choice(DTYPES),
+    help="May be repeated.",
+)
+@click.option("--rows", default=12, show_default=True, type=click.IntRange(min=1), help="Prefixes, by length spread.")
+@source_option("matrix", "matrix-bf16")
+@common_options(preflight=0)
+def main(options: RunOptions, dtypes: tuple[str, ...], rows: int, source: Path) -> None:
+    def body() -> int:
+        crossed = cells(dtypes)
+        numeric = {cell.name: cell.numeric(options) for cell in crossed}
+        session = open_bank_session("causes", options, [], open_bank(source), numeric=numeric)
+        plan = causes_plan(session, crossed, rows if options.limit is None else min(rows, options.limit))
+        return run_plan(plan, options.directory("causes"), options.fresh, options.quiet)
+
+    run_command(body, "experiments.causes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Computing a construction again, here, under each named kernel: which one has the bits that somebody recorded."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cache.boundary import Boundary
+from cache.build import build_incremental, build_prefill
+from decode.contract import Contract
+from decode.state import State
+from experiments.harness.trace import Trace, require_room
+from minimodel.attention import ATTENTION_KERNELS
+from minimodel.checkpoint import file_digests
+from minimodel.decoder import Decoder
+from minimodel.errors import InputError
+from minimodel.load import load_model
+from minimodel.numerics import DEFAULT_THREADS, KERNELS, NumericContract
+
+TOKEN_BY_TOKEN = ("live", "live_replica", "incremental", "incremental_replica")
+ONE_CALL = ("prefill", "prefill_replica")
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A checkpoint on this machine. `numeric`: the record of the side to follow in dtype, device and threads."""
+
+    directory: Path
+    numeric: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, directory: Path, checkpoint: Mapping[str, str], numeric: Mapping[str, Any]) -> "Rerun":
+        """InputError unless the directory holds the very files that were recorded."""
+        found = file_digests(directory)
+        if found != dict(checkpoint):
+            names = sorted(name for name in {*found, *checkpoint} if found.get(name) != checkpoint.get(name))
+            raise InputError(f"{directory}: expected the recorded checkpoint, found another {', '.join(names)}")
+        return cls(directory, numeric)
+
+    @cached_property
+    def contract(self) -> Contract:
+        return Contract.load(self.directory)
+
+    def contracts(self) -> dict[str, NumericContract]:
+        """Every attention kernel with the plain linear kernel, then the short forms that pair it with another."""
+        dtype, device = self.numeric["dtype"], self.numeric.get("device", "cpu")
+        threads = self.numeric.get("threads", DEFAULT_THREADS)
+        found = {
+            name: NumericContract(dtype, device, attention=name, linear="plain", threads=threads)
+            for name in ATTENTION_KERNELS
+        }
+        for name, (_, linear) in KERNELS.items():
+            if linear != "plain":
+                found[name] = NumericContract(dtype, device, name, threads=threads)
+        return found
+
+    def boundaries(self, construction: str, tokens: list[int]) -> Iterator[tuple[str, Decoder, Boundary]]:
+        """(kernel, model, the construction of these tokens), one model in memory at a time.
+
+        A live cache is computed as incremental: the same calls, with the tokens given instead of chosen.
+        """
+        build, state = builder(construction), State.from_tokens(self.contract, tokens)
+        for name, numeric in self.contracts().items():
+            model = load_model(self.directory, numeric)
+            yield name, model, build(model, state)
+
+    def trace(self, construction: str, tokens: list[int], kernel: str, last: int | None = None) -> Trace:
+        """Every numeric step of the construction under one kernel. InputError when it would not fit."""
+        model = load_model(self.directory, self.contracts()[kernel])
+        require_room(model.config, model.numeric.dtype, min(last or len(tokens), len(tokens)))
+        trace = Trace(last)
+        builder(construction)(model, State.from_tokens(self.contract, tokens), observe=trace.observe)
+        return trace
+
+
+def builder(construction: str) -> Callable[..., Boundary]:
+    """How to compute a construction again. InputError for one that is not computed from tokens alone."""
+    if construction in TOKEN_BY_TOKEN:
+        return build_incremental
+    if construction in ONE_CALL:
+        return build_prefill
+    raise InputError(f"construction: expected live, incremental or prefill to compute again, found {construction!r}")

@@ -1,0 +1,108 @@
+"""The demo's model: configuration, seeded initial weights, the training loss, the files of a checkpoint directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from experiments.demo.contract import ROLE_ROWS, contract_json
+from experiments.demo.corpus import Batch
+from minimodel.checkpoint import expected_shapes
+from minimodel.config import ModelConfig
+from minimodel.decoder import Decoder
+from minimodel.roles import attention_mask, position_ids
+
+ROLE_EMBEDDING = "role_embedding.weight"
+ROPE_THETA = 1000000.0
+
+
+def config_json(vocab_size: int) -> dict[str, object]:
+    """The content of `config.json`: Hugging Face's Qwen2, four layers, 4 query and 2 key/value heads of size 64.
+
+    Both spellings of the RoPE base stand in it: transformers 4.x reads `rope_theta`, 5.x `rope_parameters`.
+    """
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "hidden_size": 256,
+        "initializer_range": 0.02,
+        "intermediate_size": 512,
+        "max_position_embeddings": 2048,
+        "max_window_layers": 4,
+        "model_type": "qwen2",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
+        "rope_theta": ROPE_THETA,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": vocab_size,
+    }
+
+
+def initial_weights(config: ModelConfig, seed: int) -> dict[str, Tensor]:
+    """FP32 weights: norms one, biases zero, embeddings of deviation 0.02, matrices of fan_in ** -0.5.
+
+    Matrices that write into the residual stream start at 0.3 of that. Role rows 0-7 start at zero and stay there: no
+    token reads them, so they get no gradient, and AdamW decays nothing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {**expected_shapes(config), ROLE_EMBEDDING: (ROLE_ROWS, config.hidden_size)}
+    del shapes["lm_head.weight"]  # tied to the embedding
+    weights = {}
+    for name, shape in shapes.items():
+        if "norm" in name:
+            weights[name] = torch.ones(shape)
+        elif name.endswith(".bias"):
+            weights[name] = torch.zeros(shape)
+        else:
+            scale = 0.3 * shape[-1] ** -0.5 if "o_proj" in name or "down_proj" in name else shape[-1] ** -0.5
+            scale = 0.02 if "embed" in name else scale
+            weights[name] = torch.randn(shape, generator=generator) * scale
+    weights[ROLE_EMBEDDING][:8] = 0.0
+    return weights
+
+
+def loss_sum(decoder: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The weighted sum of next-token cross entropies and the sum of the weights, both FP32 scalars.
+
+    Only positions whose target weighs something get logits (topped up to a round number of rows, so that few shapes
+    occur); cross entropy sees FP32.
+    """
+    mask = attention_mask(batch.roles, batch.roles, valid_key=batch.valid)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = decoder(batch.ids, batch.roles, position_ids(batch.valid), mask, None)
+        weights, targets = batch.weights[:, 1:].flatten(), batch.ids[:, 1:].flatten()
+        chosen = weights.argsort(descending=True, stable=True)[: -(-int((weights > 0).sum()) // 256) * 256]
+        logits = decoder.logits(hidden[:, :-1].flatten(0, 1)[chosen][None])[0]
+    losses = F.cross_entropy(logits.float(), targets[chosen], reduction="none")
+    return (losses * weights[chosen]).sum(), weights.sum()
+
+
+def write_checkpoint(
+    directory: Path, config: Mapping[str, object], weights: Mapping[str, Tensor], tokenizer: Tokenizer
+) -> None:
+    """Writes a checkpoint directory in BF16: config, weights, tokenizer, role table and contract."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stored = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
+    role_table = stored.pop(ROLE_EMBEDDING)
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file({"weight": role_table}, directory / "role_embedding.safetensors", metadata={"format": "pt"})
+    tokenizer.save(str(directory / "tokenizer.json"))
+    for name, content in (("config.json", dict(config)), ("contract.json", contract_json())):
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,134 @@
+"""Every phrase the demo's texts are drawn from: each tuple is one slot, its members equally likely.
+
+Many natural phrases of equal probability are the point: a model trained on them has many near ties, so its greedy
+choices are as sensitive to rounding as those of a model of real text. Placeholders: `{N}` name, `{P}` pronoun, `{h}`
+possessive, `{o}` object, `{s}` the number or letter.
+"""
+
+from __future__ import annotations
+
+SHE_NAMES = ("Maya", "Nora", "Lena", "Ines", "Ruth", "Tara", "Olga", "Vera", "Anna", "Zoe")
+HE_NAMES = ("Omar", "Felix", "Hugo", "Ivan", "Paul", "Seth", "Tom", "Leo", "Karl", "Ben")
+NAMES = SHE_NAMES + HE_NAMES
+OBJECTS = (
+    "marbles", "stamps", "shells", "coins", "pencils", "buttons", "cards", "beads", "stickers", "ribbons", "badges",
+    "apples", "lemons", "candles",
+    "postcards", "keys",
+)
+
+STARTS = (
+    "{N} has {s} {o}.",
+    "{N} begins the week with {s} {o}.",
+    "{N} keeps {s} {o} in a box.",
+    "At first {N} counts {s} {o}.",
+    "There are {s} {o} in the box that belongs to {N}.",
+    "{N} owns {s} {o}.",
+)
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
+EVENT_OPENINGS = ("On", "Then on", "Later, on", "And on", "Next, on")
+GAIN_VERBS = ("finds", "buys", "wins", "collects", "receives", "earns", "gathers", "adds")
+LOSS_VERBS = ("loses", "sells", "breaks", "drops", "donates", "lends", "discards", "spends")
+TAILS = (
+    "at the market", "at school", "in the park", "at a fair", "on the way home", "near the river", "in the yard",
+    "at the station", "by the bridge",
+    "at the club", "during a game", "on the bus",
+)
+FILLERS = (
+    "The weather is warm and a soft wind blows.",
+    "{P} hums an old song while walking.",
+    "A grey cat sleeps under the table.",
+    "The bakery on the corner smells of fresh bread.",
+    "{P} talks with a neighbour about the news.",
+    "It rains for a while and the street is empty.",
+    "A train passes slowly behind the houses.",
+    "{P} reads a few pages of a long book.",
+    "The church bell rings in the distance.",
+    "{P} drinks a cup of tea by the window.",
+    "Two dogs run across the green field.",
+    "{P} forgets {h} umbrella and goes back for it.",
+    "The lamps in the street go on early.",
+    "{P} writes a letter to {h} cousin.",
+    "Someone plays the piano next door.",
+    "{P} waters the plants and opens the window.",
+)
+QUESTIONS = (
+    "How many {o} does {N} have now?",
+    "How many {o} are left with {N}?",
+    "What number of {o} does {N} have at the end?",
+    "With how many {o} does {N} finish?",
+    "How many {o} does {N} hold in the end?",
+)
+
+BRANCH_INTROS = {
+    "told": (
+        "Follow the story as told.", "Take the events in order.", "Go through the story line by line.",
+        "Keep the order of the story.",
+        "Read from the start.", "Step by step.",
+    ),
+    "gains": (
+        "First all gains, losses after.", "Count what comes in before what goes out.", "Gains go first here.",
+        "Begin by adding.",
+        "Add up every gain, subtract later.", "Start on the side of the gains.",
+    ),
+    "losses": (
+        "First all losses, gains after.", "Count what goes out before what comes in.", "Losses go first here.",
+        "Begin by subtracting.",
+        "Take off every loss, add later.", "Start on the side of the losses.",
+    ),
+}
+BRANCH_STARTS = (
+    "{N} has {s} {o}.", "At first {N} has {s} {o}.", "We know {N} owns {s} {o}.", "The count for {N} is {s} {o}.",
+    "From {N} we have {s} {o}.",
+    "Initially {N} holds {s} {o}.",
+)
+TURNS = {
+    "gains": (
+        "Now the gains.", "Next come the gains.", "The gains remain.", "Turn to the gains.",
+        "What is left are the gains.",
+    ),
+    "losses": (
+        "Now the losses.", "Next come the losses.", "The losses remain.", "Turn to the losses.",
+        "What is left are the losses.",
+    ),
+}
+STEP_OPENINGS = ("", "Then ", "Next ", "Now ", "Here ", "After that ", "At this point ", "This time ")
+GAIN_STEPS = ("adds", "brings", "gives", "supplies", "yields", "offers")
+LOSS_STEPS = ("takes", "removes", "costs", "subtracts", "drains", "claims")
+EQUATIONS = ("so", "which means", "and", "thus", "giving", "hence")
+BRANCH_ENDS = (
+    "So {N} ends with {s}",
+    "That leaves {N} with {s}",
+    "Final count of {o}: {s}",
+    "In total {N} has {s}",
+    "Result for {N}: {s}",
+    "Altogether {N} keeps {s}",
+)
+
+MERGE_OPENINGS = (
+    "Side by side,", "Looking back,", "To compare,", "In summary,", "Checking all of them,", "Put together,",
+    "Let us see:", "We compare:", "Now",
+    "As for the results,", "Taken together,", "Of the three,", "Comparing,", "When we look again,", "Here",
+    "Overall,",
+)
+ORDINALS = (("first", "second", "third"), ("one", "two", "three"))
+SEPARATORS = (", ", "; ", ", and ", ", then ")
+AGREE_ALL = ("All three agree on", "Every one says", "They all meet at", "No doubt about")
+AGREE_TWO = ("Two of them agree on", "Most say", "The majority is", "Two against one for")
+AGREE_NONE = (
+    "They differ, we trust", "None agree, take", "Three different results, we stay with", "Without agreement, use",
+)
+OUR_VERBS = ("we have", "ours is", "we got", "our count is", "we found", "the result is")
+OTHER = ("different", "other", "wrong")
+SAME = ("same", "equal", "right")
+CONCLUSIONS = (
+    "So the letter is", "Thus we pick", "That makes it", "Hence we choose", "This points to", "We settle on",
+)
+NEAREST = ("None fits, nearest is", "Nothing fits, closest is")
+ANSWERS = (
+    "The answer is {s}.", "Answer: {s}", "Final answer: {s}", "The correct answer is {s}.", "Our answer is {s}.",
+    "So the answer is {s}.",
+    "We find the answer is {s}.", "My answer is {s}.",
+)
+
+LETTERS = ("A", "B", "C", "D")
+LARGEST = 79  # the largest number any text contains

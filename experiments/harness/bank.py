@@ -1,0 +1,139 @@
+"""The bank: every BF16 boundary prefix of a finished matrix run, in source order, without filtering (paper, section
+3.4).
+
+It is read from the matrix run itself, or from the copy `bank.jsonl` that a fixed_prefix run keeps beside its ledger;
+the digest is that of the copy's bytes, so that both sources of one bank name it alike.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from decode.contract import Contract
+from decode.state import State, token_digest
+from experiments.harness.canonical import canonical, sha256_file, sha256_text
+from experiments.harness.rundir import ROWS, open_finished
+from minimodel.checkpoint import file_digests
+from minimodel.errors import InputError, refuse
+from minimodel.files import parse_json, read_bytes
+
+BANK = "bank.jsonl"
+BANK_DTYPE = "bf16"
+MATRIX_COMMAND = f"python -m experiments.matrix --dtype {BANK_DTYPE}"
+MAX_BANK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """One row's tokens through merge's opening delimiter, and their digest."""
+
+    row: str
+    tokens: tuple[int, ...]
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def name(self) -> dict[str, Any]:
+        """What a manifest's panel keeps of it."""
+        return {"row": self.row, "length": len(self), "sha256": self.sha256}
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Prefixes in source order, and the run they come from: its directory, its manifest, the matrix ledger's digest."""
+
+    prefixes: tuple[Prefix, ...]
+    source: Path
+    manifest: dict[str, Any]
+    ledger_sha256: str
+
+    def text(self) -> str:
+        """bank.jsonl: one canonical line a prefix."""
+        return "".join(canonical({**p.name(), "tokens": list(p.tokens)}) + "\n" for p in self.prefixes)
+
+    def record(self) -> dict[str, Any]:
+        """The manifest's `panel.bank`."""
+        return {"sha256": sha256_text(self.text()), "rows": len(self.prefixes), "ledger_sha256": self.ledger_sha256}
+
+    def first(self, limit: int | None) -> "Bank":
+        return replace(self, prefixes=self.prefixes[:limit])
+
+    def lengths(self) -> list[tuple[int, str]]:
+        """(prefix length, row id): all that the outcome-blind selections read."""
+        return [(len(prefix), prefix.row) for prefix in self.prefixes]
+
+
+def open_source(path: Path, experiments: tuple[str, ...], command: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Manifest and rows of a finished run that passed its gates; InputError ends with the command that makes one."""
+    try:
+        manifest, rows, summary = open_finished(path)
+    except InputError as error:
+        raise InputError(f"{error}; make it with: {command}") from None
+    if manifest.get("experiment") not in experiments:
+        raise refuse(f"{path}: experiment", " or ".join(experiments), manifest.get("experiment"))
+    if not summary.get("passed"):
+        raise InputError(f"{path}: expected a run whose gates all passed, found failed rows; make it with: {command}")
+    return manifest, rows
+
+
+def open_bank(path: Path) -> Bank:
+    """The bank of a finished matrix or fixed_prefix run. InputError where the run is missing, unfinished or altered."""
+    manifest, rows = open_source(path, ("matrix", "fixed_prefix"), MATRIX_COMMAND)
+    return matrix_bank(path, manifest, rows) if manifest["experiment"] == "matrix" else copied_bank(path, manifest)
+
+
+def matrix_bank(path: Path, manifest: dict[str, Any], rows: list[dict[str, Any]]) -> Bank:
+    """From a matrix ledger. InputError for another dtype, and for a prefix that is not what its digest says."""
+    dtype = manifest["numeric"][0]["dtype"]
+    if dtype != BANK_DTYPE:
+        raise InputError(f"{path}: expected a {BANK_DTYPE} run, found {dtype}; make it with: {MATRIX_COMMAND}")
+    prefixes = [_prefix(row["row"], row["prefix"], f"{path / ROWS} row {row['row']}") for row in rows]
+    return Bank(tuple(prefixes), path, manifest, sha256_file(path / ROWS))
+
+
+def copied_bank(path: Path, manifest: dict[str, Any]) -> Bank:
+    """From a fixed_prefix run's copy. InputError when the copy is not the one that the run's manifest froze."""
+    file = path / BANK
+    data = read_bytes(file, MAX_BANK_BYTES)
+    entries = [parse_json(line, f"{file} line {n}") for n, line in enumerate(data.splitlines(), start=1)]
+    prefixes = [_prefix(e.get("row"), e, f"{file} line {n}") for n, e in enumerate(entries, start=1)]
+    frozen = manifest["panel"]["bank"]
+    bank = Bank(tuple(prefixes), path, manifest, frozen["ledger_sha256"])
+    if sha256_file(file) != frozen["sha256"] or bank.record() != frozen:
+        raise refuse(f"{file}: SHA-256", frozen["sha256"], sha256_file(file))
+    return bank
+
+
+def _prefix(row: Any, entry: dict[str, Any], where: str) -> Prefix:
+    tokens, digest = tuple(entry["tokens"]), entry["sha256"]
+    if token_digest(tokens) != digest or entry["length"] != len(tokens):
+        raise refuse(f"{where}: SHA-256 of the {entry['length']} prefix tokens", digest, token_digest(tokens))
+    return Prefix(str(row), tokens, digest)
+
+
+def require_checkpoint(bank: Bank, checkpoint: Path, same_weights: bool) -> None:
+    """InputError unless the checkpoint is the bank's own, or (`same_weights` False) at least reads tokens alike."""
+    found, wanted = file_digests(checkpoint), bank.manifest["checkpoint"]
+    for name in sorted({*found, *wanted} if same_weights else {"tokenizer.json"}):
+        if found.get(name) != wanted.get(name):
+            where = f"{checkpoint / name}: SHA-256, as the run in {bank.source} had it"
+            raise refuse(where, str(wanted.get(name)), found.get(name))
+
+
+def prefix_states(bank: Bank, prefixes: list[Prefix], contract: Contract, context: int) -> list[State]:
+    """Each prefix replayed through the contract; InputError names the first that is no boundary or leaves no room."""
+    states = []
+    for prefix in prefixes:
+        where = f"{bank.source}: prefix of row {prefix.row}"
+        try:
+            state = State.from_tokens(contract, prefix.tokens)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        if not state.structure.at_boundary:
+            raise InputError(f"{where}: expected an end right after merge's opening delimiter, found another")
+        longest = len(state) + contract.suffix_limit()
+        if longest > context:
+            raise InputError(f"{where}: its row may reach {longest} tokens, expected at most the context {context}")
+        states.append(state)
+    return states

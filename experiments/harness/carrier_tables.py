@@ -1,0 +1,67 @@
+"""Counts and tables of partial transplants."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.harness.markdown import rate, run_head, table
+from experiments.harness.panel import panel_counts, shortfall
+from experiments.harness.summary import run_summary
+from stats.intervals import Z_TRANSPLANT, wilson
+
+SIDES = ("donor", "recipient", "neither")
+Row = dict[str, Any]
+
+
+def carrier_summary(dtype: str, panel: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """`sites` {SITE: {DIRECTION: {donor, recipient, neither}}}, each {count, n, rate, wilson_95} over the rows
+    that have the site; `smallest` {first, last: {DIRECTION: [k or null a row]}}: the fewest layers from one end that
+    give the donor's suffix (rule: the smallest k for which they do; the whole cache counts as all layers).
+    """
+    kept = [row for row in rows if "sites" in row]
+    names = list(dict.fromkeys(name for row in kept for sites in row["sites"].values() for name in sites))
+    directions = list(kept[0]["sites"]) if kept else []
+    counted = {name: {d: _counts(_sides(kept, d, name)) for d in directions} for name in names}
+    ends = ("first", "last")
+    smallest = {end: {d: [_smallest(row["sites"][d], end) for row in kept] for d in directions} for end in ends}
+    return run_summary("carrier", dtype, rows, {"panel": panel_counts(panel), "sites": counted, "smallest": smallest})
+
+
+def _sides(rows: Sequence[Row], direction: str, site: str) -> list[str]:
+    return [row["sites"][direction][site]["follows"] for row in rows if site in row["sites"][direction]]
+
+
+def _counts(sides: list[str]) -> dict[str, Any]:
+    return {side: wilson(sides.count(side), len(sides), Z_TRANSPLANT).as_dict() for side in SIDES}
+
+
+def _smallest(sites: dict[str, Any], end: str) -> int | None:
+    layers = sum(name.startswith("layer_") and name.count("_") == 1 for name in sites)
+    for k in range(1, layers):
+        if sites[f"{end}_{k}"]["follows"] == "donor":
+            return k
+    return layers if sites["whole"]["follows"] == "donor" else None
+
+
+def carrier_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
+    """report.md: one line a site, and the smallest layer prefix and suffix."""
+    header = ["site", *(f"{d}: follows {side}" for d in _directions(summary) for side in ("donor", "neither"))]
+    body = [
+        (name, *(rate(counts[d][side]) for d in counts for side in ("donor", "neither")))
+        for name, counts in summary["sites"].items()
+    ]
+    ends = [
+        (f"{end} k layers", direction, ", ".join("none" if k is None else str(k) for k in found))
+        for end, by_direction in summary["smallest"].items()
+        for direction, found in by_direction.items()
+    ]
+    parts = [
+        run_head(manifest, summary),
+        shortfall(summary["panel"]),
+        table(header, body),
+        table(["smallest layer range that gives the donor's suffix", "direction", "k, one a row"], ends),
+    ]
+    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def _directions(summary: dict[str, Any]) -> list[str]:
+    return list(next(iter(summary["sites"].values()), {}))

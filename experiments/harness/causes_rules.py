@@ -1,0 +1,164 @@
+"""From the crossed cells to statements: counts, the necessary-and-sufficient rule, distances, margins."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from experiments.harness.panel import panel_counts
+from experiments.harness.summary import pair_summary, run_summary
+from stats.intervals import STREAMS
+
+Row = dict[str, Any]
+PAIR = "incremental:prefill"
+ULPS = (0, 1, 2, 4)
+MANTISSA_BITS = {"bf16": 7, "fp16": 10, "fp32": 23}
+
+
+def causes_summary(rows: Sequence[Row], names: Sequence[str], panel: dict[str, Any]) -> dict[str, Any]:
+    """`cells` {CELL: endpoints}, `verdicts` {DTYPE: {cache, suffix: {factor: {necessary, sufficient, evidence}}}},
+    `chunks` {CELL: {CHUNK: ...}}, `oracle` {CELL: ...}, `margins` {CELL: ...}.
+    """
+    by_cell = {name: [row for row in rows if row["cell"] == name] for name in names}
+    cells = {name: _cell(found, name) for name, found in by_cell.items()}
+    dtypes = list(dict.fromkeys(name.split("/")[0] for name in names))
+    return run_summary(
+        "causes",
+        ", ".join(dtypes),
+        rows,
+        {
+            "panel": panel_counts(panel),
+            "cells": cells,
+            "verdicts": {dtype: verdict(dtype, by_cell) for dtype in dtypes},
+            "chunks": {
+                name: _chunks(found) for name, found in by_cell.items() if any("chunks" in row for row in found)
+            },
+            "oracle": {name: _oracle(found) for name, found in by_cell.items()},
+            "margins": {name: margins(found, name.split("/")[0]) for name, found in by_cell.items()},
+        },
+    )
+
+
+def _cell(rows: Sequence[Row], name: str) -> dict[str, Any]:
+    stream = STREAMS["fixed_bf16" if name.startswith("bf16") else "fixed_fp32"]
+    summary = pair_summary(rows, "incremental", "prefill", stream)
+    firsts = [row["comparisons"][PAIR]["cache"]["first_difference"] for row in rows if row["comparisons"]]
+    places = [f"layer {first['layer']} {first['tensor']}" for first in firsts if first is not None]
+    common = max(sorted(set(places)), key=places.count) if places else None
+    return {**summary, "first_difference": {"most_common": common, "rows": places.count(common) if common else 0}}
+
+
+def verdict(dtype: str, by_cell: dict[str, list[Row]]) -> dict[str, Any]:
+    """The rule, per endpoint: with D(attention, linear) the rows that differ under that cell,
+
+    a factor's default kernel is *sufficient* where it alone gives a difference (the other factor invariant, D > 0), and
+    *necessary* where making it alone invariant leaves none (the other factor at its default, D = 0, while D of both
+    defaults > 0). Evidence: the rows that differ in the deciding cell.
+    """
+
+    def differing(attention: str, linear: str, endpoint: str) -> list[str]:
+        rows = by_cell[f"{dtype}/{attention}/{linear}"]
+        return [row["row"] for row in rows if row["comparisons"] and not row["comparisons"][PAIR][endpoint]["exact"]]
+
+    found = {}
+    for endpoint in ("cache", "suffix"):
+        both = differing("repeat_kv", "plain", endpoint)
+        alone = {
+            "attention": differing("repeat_kv", "tiled", endpoint),
+            "linear": differing("blocked", "plain", endpoint),
+        }
+        without = {"attention": alone["linear"], "linear": alone["attention"]}
+        found[endpoint] = {
+            "default_differs": len(both),
+            "invariant_differs": len(differing("blocked", "tiled", endpoint)),
+            **{
+                factor: {
+                    "sufficient": bool(alone[factor]),
+                    "necessary": bool(both) and not without[factor],
+                    "differs_alone": alone[factor],
+                    "differs_without": without[factor],
+                }
+                for factor in alone
+            },
+        }
+    return found
+
+
+def _chunks(rows: Sequence[Row]) -> dict[str, Any]:
+    names = list(dict.fromkeys(chunk for row in rows for chunk in row.get("chunks", {})))
+    result = {}
+    for name in sorted(names, key=lambda c: math.inf if c == "one_call" else int(c)):
+        found = [row["chunks"][name] for row in rows if name in row.get("chunks", {})]
+        result[name] = {
+            "rows": len(found),
+            "exact_rows": sum(entry["exact"] for entry in found),
+            "share_median": statistics.median(entry["share"] for entry in found),
+            "relative_l2_median": statistics.median(entry["relative_l2"] for entry in found),
+        }
+    return result
+
+
+def _oracle(rows: Sequence[Row]) -> dict[str, Any]:
+    kept = [row["oracle"] for row in rows if "oracle" in row]
+    if not kept:
+        return {"rows": 0}
+    medians = {
+        arm: {
+            key: statistics.median(entry["arms"][arm][key] for entry in kept)
+            for key in ("cache_relative_l2", "logits_relative_l2")
+        }
+        for arm in kept[0]["arms"]
+    }
+    nearer = [entry["nearer"] for entry in kept]
+    return {
+        "rows": len(kept),
+        "median": medians,
+        "nearer": {
+            "incremental": nearer.count("incremental"),
+            "prefill": nearer.count("prefill"),
+            "equal": nearer.count(None),
+        },
+        "argmax_equal": {arm: sum(e["arms"][arm]["argmax_equal"] for e in kept) for arm in kept[0]["arms"]},
+    }
+
+
+def margins(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
+    """How first divergences relate to small margins, over the rows that diverge.
+
+    within_ulps {k: share}: first divergences whose margin (incremental's) is at most k units in the last place of the
+    best logit. spearman: rank correlation, over diverging rows, between the first divergence and the first step whose
+    margin is at most one such unit (spearman_rows of them); None with fewer than three rows or no variation.
+    tied_steps: the share of all free suffix steps that are exact ties, the base rate.
+    """
+    ulps, firsts, smalls, free = [], [], [], []
+    for row in rows:
+        if not row["comparisons"]:
+            continue
+        steps = row["arms"]["incremental"]["margins"]
+        free += [margin for margin in steps if margin is not None]
+        first = row["comparisons"][PAIR]["suffix"]["first_divergence"]
+        top = row.get("tops_at_divergence")
+        if first is None or top is None or first >= len(steps) or steps[first] is None:
+            continue
+        ulps.append(steps[first] / ulp(top, dtype))
+        small = next((i for i, margin in enumerate(steps) if margin is not None and margin <= ulp(top, dtype)), None)
+        if small is not None:
+            firsts.append(first)
+            smalls.append(small)
+    varied = len(set(firsts)) > 1 and len(set(smalls)) > 1 and len(firsts) > 2
+    return {
+        "diverging_rows": len(ulps),
+        "within_ulps": {str(k): sum(u <= k for u in ulps) / len(ulps) if ulps else None for k in ULPS},
+        "spearman": float(spearmanr(firsts, smalls).statistic) if varied else None,
+        "spearman_rows": len(firsts),
+        "tied_steps": sum(margin == 0 for margin in free) / len(free) if free else None,
+    }
+
+
+def ulp(value: float, dtype: str) -> float:
+    """The spacing of `dtype` at `value`: 2^(exponent - mantissa bits)."""
+    if value == 0:
+        return 0.0
+    return math.ldexp(1.0, math.frexp(abs(value))[1] - 1 - MANTISSA_BITS[dtype])

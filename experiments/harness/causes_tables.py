@@ -1,0 +1,121 @@
+"""The tables of a causes run."""
+
+from typing import Any
+
+from experiments.harness.causes_rules import ULPS
+from experiments.harness.markdown import number, rate, run_head, table
+from experiments.harness.panel import shortfall
+
+CELL_HEADER = ["cell", "cache exact", "first difference", "relative L2", "suffix", "answer", "correct"]
+VERDICT_HEADER = [
+    "dtype",
+    "endpoint",
+    "rows differing by default",
+    "factor",
+    "sufficient",
+    "necessary",
+    "rows, both invariant",
+]
+
+
+def causes_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
+    """report.md: cells, verdicts, chunks, oracle, margins."""
+    cells = [
+        (
+            name,
+            f"{c['cache']['exact_rows']}/{c['compared_rows']}",
+            c["first_difference"]["most_common"] or "none",
+            number(c["cache"]["relative_l2_median"]),
+            rate(c["suffix_disagreement"]),
+            rate(c["answer_disagreement"]),
+            rate(c["correctness_disagreement"]),
+        )
+        for name, c in summary["cells"].items()
+        if c["compared_rows"]
+    ]
+    verdicts = [
+        (
+            dtype,
+            endpoint,
+            found["default_differs"],
+            factor,
+            "yes" if found[factor]["sufficient"] else "no",
+            "yes" if found[factor]["necessary"] else "no",
+            found["invariant_differs"],
+        )
+        for dtype, endpoints in summary["verdicts"].items()
+        for endpoint, found in endpoints.items()
+        for factor in ("attention", "linear")
+    ]
+    chunks = [
+        (cell, chunk, f"{c['exact_rows']}/{c['rows']}", number(c["share_median"]), number(c["relative_l2_median"]))
+        for cell, curve in summary["chunks"].items()
+        for chunk, c in curve.items()
+    ]
+    oracle = [
+        (
+            name,
+            *(number(o["median"][arm]["cache_relative_l2"]) for arm in ("incremental", "prefill")),
+            o["nearer"]["incremental"],
+            o["nearer"]["prefill"],
+            o["nearer"]["equal"],
+        )
+        for name, o in summary["oracle"].items()
+        if o["rows"]
+    ]
+    margin = [
+        (
+            name,
+            m["diverging_rows"],
+            *(number(m["within_ulps"][str(k)]) for k in ULPS),
+            number(m["spearman"]),
+            number(m["tied_steps"]),
+        )
+        for name, m in summary["margins"].items()
+    ]
+    parts = [
+        run_head(manifest, summary),
+        shortfall(summary["panel"]),
+        "## Cells\n\n" + table(CELL_HEADER, cells),
+        "## Which kernel causes the difference\n\n"
+        + table(
+            [
+                "dtype",
+                "endpoint",
+                "rows differing by default",
+                "factor",
+                "sufficient",
+                "necessary",
+                "rows, both invariant",
+            ],
+            verdicts,
+        ),
+        "## Prefill in chunks against incremental\n\n"
+        + table(["cell", "chunk", "exact", "share of elements", "relative L2"], chunks),
+        "## Distance to FP64\n\n"
+        + table(["cell", "incremental", "prefill", "incremental nearer", "prefill nearer", "equal"], oracle),
+        "## Margins at the first divergence\n\n"
+        + table(
+            ["cell", "diverging rows", *(f"within {k} ULP" for k in ULPS), "rank correlation", "ties among all steps"],
+            margin,
+        ),
+    ]
+    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def closing_lines(summary: dict[str, Any]) -> list[str]:
+    """stdout: one line a dtype."""
+    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
+    lines = [f"causes: {summary['rows']} cell rows, gates {gates}"]
+    for dtype, endpoints in summary["verdicts"].items():
+        for endpoint, found in endpoints.items():
+            causes = [
+                f"{factor} {'necessary' if found[factor]['necessary'] else 'not necessary'}, "
+                f"{'sufficient' if found[factor]['sufficient'] else 'not sufficient'}"
+                for factor in ("attention", "linear")
+            ]
+            lines.append(
+                f"{dtype} {endpoint}: {found['default_differs']} rows differ by default, "
+                f"{found['invariant_differs']} with both kernels invariant; {'; '.join(causes)}"
+            )
+    return lines

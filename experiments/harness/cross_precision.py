@@ -1,0 +1,51 @@
+"""Two precisions over one set of fixed prefixes: what the change of precision does to each disagreement (paper,
+section 3.4)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stats.endpoints import compare_labels, difference_of_differences
+from stats.intervals import STREAMS, Z_MATRIX, wilson
+
+Row = dict[str, Any]
+DIFFERS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    "suffix_disagreement": ("cross_suffix", lambda pair: not pair["suffix"]["exact"]),
+    "answer_disagreement": ("cross_answer", lambda pair: not pair["answer_equal"]),
+    "correctness_disagreement": ("cross_correctness", lambda pair: not pair["correct_equal"]),
+    "logits_disagreement": ("cross_logits", lambda pair: not pair["logits"]["exact"]),
+}
+
+
+def cross_precision(rows: Sequence[Row], left: str, right: str, arms: tuple[str, str]) -> dict[str, Any]:
+    """The block `cross_precision`: right minus left in points, paired by row, for the disagreement of the two `arms`.
+
+    left, right: dtypes; the paper's are bf16 and fp32. Rows that failed closed in either precision are left out, and
+    `rows` says how many remain; `prefix_identity` counts rows of one integer prefix, its `rate` being the identity.
+    """
+    sides = [{row["row"]: row for row in rows if row["dtype"] == dtype and row["arms"]} for dtype in (left, right)]
+    joined = [(sides[0][name], sides[1][name]) for name in sides[0] if name in sides[1]]
+    if not joined:
+        return {"left": left, "right": right, "comparison": ":".join(arms), "rows": 0}
+    same = [a["prefix"] == b["prefix"] for a, b in joined]
+    name = ":".join(arms)
+    labels = [[[row["arms"][arm]["correct"] for row in side] for arm in arms] for side in zip(*joined)]
+    effect = difference_of_differences(
+        (labels[0][0], labels[0][1]), (labels[1][0], labels[1][1]), STREAMS["accuracy_difference_of_differences"]
+    )
+    reductions = {
+        key: compare_labels(
+            [differs(a["comparisons"][name]) for a, _ in joined],
+            [differs(b["comparisons"][name]) for _, b in joined],
+            STREAMS[stream],
+        ).reduction_dict(left, right)
+        for key, (stream, differs) in DIFFERS.items()
+    }
+    return {
+        "left": left,
+        "right": right,
+        "comparison": name,
+        "rows": len(joined),
+        "prefix_identity": wilson(sum(same), len(same), Z_MATRIX).as_dict(),
+        **reductions,
+        "accuracy_difference_of_differences": effect.as_dict(),
+    }

@@ -1,0 +1,105 @@
+"""Traces: every numeric step of one construction, under the names that `observe` gives, as one file.
+
+A step of a one-call prefill and the same step of a token-by-token construction get one name and one shape: the calls of
+the latter are joined along the token axis. So a live trace can be held against a prefill trace, and either against one
+that transformers' modules recorded through hooks. Copies must agree and only the first is kept.
+"""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cache.boundary import Boundary
+from cache.storage import Provenance, contract_record, write_tensors
+from decode.greedy import require_equal_copies
+from minimodel.config import ModelConfig
+from minimodel.errors import InputError
+from minimodel.numerics import DTYPES
+
+SCHEMA = "stage-replay-trace-v1"
+FIRST_STEP = "embed"  # every call of the decoder begins with it
+MAX_TRACE_BYTES = 4 << 30
+
+
+class Trace:
+    """Collects steps: pass `trace.observe` as `observe`, or call it from a hook, in forward order.
+
+    `last`: keep only the last so many token slots (None: all of them). Memory: what is kept, on the CPU.
+    """
+
+    def __init__(self, last: int | None = None) -> None:
+        self._last, self._length = last, 0
+        self._calls: deque[tuple[int, dict[str, Tensor]]] = deque()  # (slots through this call, its steps)
+        self.steps: list[str] = []  # names in forward order, each once
+
+    def observe(self, name: str, tensor: Tensor) -> None:
+        """One step: [B, T, ...], or [B, H, T, D] after rotation; the logits of a call may be its last tokens' alone."""
+        require_equal_copies(tensor, name)
+        if name == FIRST_STEP:
+            self._length += tensor.shape[1]
+            self._calls.append((self._length, {}))
+            self._forget()
+        assert self._calls and name not in self._calls[-1][1], f"step {name} out of order"
+        self._calls[-1][1][name] = tensor[:1].detach().cpu().clone(memory_format=torch.contiguous_format)
+        if name not in self.steps:
+            self.steps.append(name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every step by name in forward order, the calls joined along the token axis: [1, T, ...] or [1, H, T, D]."""
+        first = 0 if self._last is None else max(0, self._length - self._last)
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.steps}
+        for stop, steps in self._calls:
+            for name, tensor in steps.items():
+                axis = token_axis(tensor)
+                drop = max(0, first - (stop - tensor.shape[axis]))
+                parts[name].append(tensor.narrow(axis, drop, tensor.shape[axis] - drop))
+        return {name: torch.cat(found, dim=token_axis(found[0])) for name, found in parts.items()}
+
+    def save(self, path: Path, boundary: Boundary, provenance: Provenance, row: str = "") -> None:
+        """Writes the trace of `boundary`'s construction."""
+        assert self._length == len(boundary.state), "the trace is not of this boundary"
+        header: dict[str, Any] = {
+            "row": row,
+            "construction": boundary.construction,
+            "tokens": list(boundary.state.tokens),
+            "functional_sha256": boundary.record.sha256(),
+            "contract": contract_record(boundary.state.contract),
+            # one call: step by step over all slots; more: slot by slot over all steps
+            "calls": "one" if self._calls[-1][1][FIRST_STEP].shape[1] == self._length else "one a token",
+            "stop": self._length,  # the last token of every tensor is slot stop - 1
+            "steps": self.steps,
+        }
+        write_tensors(path, SCHEMA, header, provenance, self.tensors())
+
+    def _forget(self) -> None:
+        """Drops the calls that no kept slot belongs to."""
+        while self._last is not None and self._calls[0][0] <= self._length - self._last:
+            self._calls.popleft()
+
+
+def token_axis(tensor: Tensor) -> int:
+    """Where T stands: axis 2 of rotated queries and keys [B, H, T, D], axis 1 of everything else."""
+    return 2 if tensor.ndim == 4 else 1
+
+
+def slot_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes of one token slot of a trace, logits apart."""
+    q, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
+    layer = 5 * config.hidden_size + 3 * q + 3 * kv + 3 * config.intermediate_size
+    return ((layer + config.hidden_size) * config.num_hidden_layers + 2 * config.hidden_size) * DTYPES[dtype].itemsize
+
+
+def require_room(config: ModelConfig, dtype: str, slots: int) -> None:
+    """InputError when a trace of so many slots would exceed MAX_TRACE_BYTES, naming the number that fits."""
+    each = slot_bytes(config, dtype)
+    if slots * each > MAX_TRACE_BYTES:
+        raise InputError(
+            f"trace: expected at most {MAX_TRACE_BYTES} bytes, found up to {slots * each} for {slots} token slots; "
+            f"pass --trace-last {MAX_TRACE_BYTES // each} or less"
+        )
+
+
+__all__ = ["FIRST_STEP", "SCHEMA", "Trace", "require_room", "slot_bytes", "token_axis"]

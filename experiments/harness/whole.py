@@ -1,0 +1,60 @@
+"""A whole generation, prompt to answer, in any number of physical copies, with the log-probability of every choice."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cache.kv import KVCache
+from decode.greedy import choose, generate
+from decode.state import State
+from decode.stepper import Stepper, put_in_force
+from minimodel.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Everything generated after a prompt, delimiters included; a forced token has neither margin nor logprob.
+
+    chosen_by_logits: every free token is the eligible argmax of the logits whose log-softmax is its logprob.
+    """
+
+    tokens: tuple[int, ...]
+    margins: tuple[float | None, ...]
+    logprobs: tuple[float | None, ...]
+    functional_sha256: str
+    chosen_by_logits: bool
+
+
+@torch.inference_mode()
+def generate_whole(model: Decoder, prompt: State, copies: int) -> Generation:
+    """Ordinary greedy generation from the prompt to the end of the answer. RowFailure when the copies disagree."""
+    contract = prompt.contract
+    put_in_force(model, contract.rules)
+    capacity = contract.prefix_limit(len(prompt)) + contract.suffix_limit()
+    cache = KVCache.for_model(model, copies, capacity)
+    stepper, hidden = Stepper(model, cache, copies, capacity), []
+
+    def keep(name: str, tensor: Tensor) -> None:
+        if name == "norm":  # the final hidden state [B, 1, E], which the output head reads
+            hidden.append(tensor)
+
+    for token, role in zip(prompt.tokens, prompt.roles):
+        stepper.feed(token, role, keep)
+    out, _ = generate(stepper, contract, prompt.structure, None, lambda structure: structure.done, keep)
+    cache.require_equal_copies()
+    eligible, logprobs, agree = contract.eligible.to(model.numeric.torch_device), [], True
+    steps = zip(out.tokens, out.roles, out.margins, hidden[len(prompt) - 1 :])
+    for token, role, margin, state in steps:
+        logits = None if margin is None else model.logits(state)[:, 0]
+        agree = agree and (logits is None or choose(logits, eligible[role]) == (token, margin))
+        logprobs.append(None if logits is None else selected_logprob(logits, token))
+    return Generation(out.tokens, out.margins, tuple(logprobs), stepper.record.sha256(), agree)
+
+
+def selected_logprob(logits: Tensor, token: int) -> float:
+    """logits [B, V] in the model dtype -> natural log-probability of `token` in the first copy.
+
+    The softmax sees float64: the sum over V then rounds far below the difference of two model-dtype logits.
+    """
+    return torch.log_softmax(logits[0].to(torch.float64), dim=-1)[token].item()

@@ -1,0 +1,1 @@
+"""Reading question files and freezing them into tasks."""

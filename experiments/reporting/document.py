@@ -1,0 +1,104 @@
+"""What a report consists of, before it is Markdown or HTML. Every text here is plain: the renderers escape it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """A text that leads to an anchor of the same page."""
+
+    text: str
+    anchor: str
+
+
+Cell = str | Link
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    text: str
+
+
+@dataclass(frozen=True)
+class Alert:
+    """What nobody may overlook: a failed gate, an unfinished run. `label` leads the text."""
+
+    text: str
+    label: str = "Failed"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The good news, in one line."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` under `header`; the first cell of a row names it. folded: shown on demand in HTML, not in Markdown."""
+
+    caption: str
+    header: tuple[Cell, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    folded: bool = False
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.header) for row in self.rows), f"{self.caption}: a row of another width"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with its text alternative, and the numbers it shows as a table.
+
+    svg: the drawing in the light palette, or None where matplotlib is missing; the table stands either way.
+    """
+
+    name: str
+    caption: str
+    alternative: str
+    data: Table
+    svg: str | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with its blocks; `anchor` is an identifier within the page."""
+
+    title: str
+    anchor: str
+    blocks: tuple["Block", ...]
+
+
+Block = Paragraph | Alert | Verdict | Table | Figure | Section
+
+
+@dataclass(frozen=True)
+class Report:
+    title: str
+    blocks: tuple[Block, ...]
+
+
+def table(caption: str, header: Sequence[Cell], rows: Sequence[Sequence[Cell]], folded: bool = False) -> Table:
+    """A Table from any sequences."""
+    return Table(caption, tuple(header), tuple(tuple(row) for row in rows), folded)
+
+
+def figures(blocks: Sequence[Block]) -> list[Figure]:
+    """All figures in reading order."""
+    found: list[Figure] = []
+    for block in blocks:
+        if isinstance(block, Section):
+            found.extend(figures(block.blocks))
+        elif isinstance(block, Figure):
+            found.append(block)
+    return found
+
+
+def visible(text: str) -> str:
+    """`text` with every character that has no glyph of its own (controls, bidirectional overrides, lone surrogates)
+    spelled out, and line breaks as spaces: user data cannot hide or reorder what stands around it.
+    """
+    spaced = " ".join(text.split()) if not text.isprintable() else text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in spaced)

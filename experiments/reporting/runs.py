@@ -1,0 +1,152 @@
+"""Run directories read back for the report: whatever is there, with what is wrong about it said aloud."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.ledger import read_ledger
+from experiments.harness.rundir import MANIFEST, ROWS, SUMMARY
+from experiments.harness.summary import gate_counts
+from minimodel.errors import InputError, refuse
+from minimodel.files import parse_json, read_bytes, read_json_object
+
+TIMING = "timing.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory. `summary` is None while the run is unfinished; `anchor` is its identifier within a page."""
+
+    path: Path
+    anchor: str
+    manifest: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def experiment(self) -> str:
+        return str(self.manifest["experiment"])
+
+    @property
+    def dtypes(self) -> list[str]:
+        return list(dict.fromkeys(one["dtype"] for one in self.manifest["numeric"]))
+
+    def faults(self) -> list[str]:
+        """One line for each thing that keeps this run's numbers from being used as they stand."""
+        found = []
+        if self.summary is None:
+            found.append(f"{self.name}: unfinished, {len(self.rows)} of {len(self.manifest['row_order'])} rows")
+        for row in self.rows:
+            if not row["passed"]:
+                names = ", ".join(gate for gate, passed in row["gates"].items() if not passed)
+                reason = f" ({row['failure']})" if row.get("failure") else ""
+                found.append(f"{self.name}: row {row['row']} failed {names}{reason}")
+        if self.summary is not None and not self.summary["passed"] and not found:
+            found.append(f"{self.name}: the summary says that a gate failed")
+        return found
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One comparison of two arms in one precision of a run: its summary, and its entry in each row that holds it."""
+
+    run: Run
+    dtype: str
+    summary: dict[str, Any]
+    comparisons: list[dict[str, Any]]
+
+    @property
+    def arms(self) -> tuple[str, str]:
+        left, right = self.summary["comparison"].split(":")
+        return left, right
+
+    @property
+    def label(self) -> str:
+        return f"{self.run.name}, {self.dtype}"
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs in the order given. InputError for what is no run directory, is damaged, or contradicts itself."""
+    runs: list[Run] = []
+    for path in paths:
+        if any(path.resolve() == run.path.resolve() for run in runs):
+            raise refuse("runs", "each run once", str(path))
+        runs.append(_read_run(path, _anchor(path.name, [run.anchor for run in runs])))
+    return runs
+
+
+def find_runs(root: Path) -> list[Path]:
+    """The run directories right under `root`, by name; those set aside by --fresh (NAME.1, ...) are left out."""
+    found = sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
+    kept = [path for path in found if not re.fullmatch(r".+\.\d+", path.name)]
+    if not kept:
+        raise InputError(f"{root}: expected run directories, found none; make them with: python -m experiments.study")
+    return kept
+
+
+def _read_run(path: Path, anchor: str) -> Run:
+    if not (path / MANIFEST).exists():
+        raise InputError(f"{path}: expected a run directory, found {'no manifest' if path.exists() else 'nothing'}")
+    manifest = read_json_object(path / MANIFEST)
+    for key in ("experiment", "numeric", "row_order", "environment"):
+        if key not in manifest:
+            raise refuse(f"{path / MANIFEST}", f"the key {key!r}", sorted(manifest))
+    rows, _ = read_ledger(path / ROWS)
+    summary = None
+    if (path / SUMMARY).exists() and len(rows) == len(manifest["row_order"]):
+        summary = read_json_object(path / SUMMARY)
+        _require_agreement(path, rows, summary)
+    return Run(path, anchor, manifest, rows, summary, _seconds(path / TIMING))
+
+
+def _require_agreement(path: Path, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """The summary's verdict must be the ledger's: no number of a failed run may pass for one of a good run."""
+    if summary.get("rows") != len(rows):
+        raise refuse(f"{path / SUMMARY}: rows", f"{len(rows)} (from {ROWS})", summary.get("rows"))
+    if summary.get("gates") != gate_counts(rows):
+        raise refuse(f"{path / SUMMARY}: gates", f"{gate_counts(rows)} (from {ROWS})", summary.get("gates"))
+    if summary.get("passed") and not all(row["passed"] for row in rows):
+        raise refuse(f"{path / SUMMARY}: passed", f"False (from {ROWS})", True)
+
+
+def _seconds(path: Path) -> float:
+    """Seconds spent on the rows, all sessions together."""
+    if not path.exists():
+        return 0.0
+    lines = [line for line in read_bytes(path).split(b"\n")[:-1] if line]
+    return float(sum(parse_json(line, path).get("seconds", 0.0) for line in lines))
+
+
+def _anchor(name: str, taken: list[str]) -> str:
+    base = "run-" + (re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "unnamed")
+    anchor, number = base, 2
+    while anchor in taken:
+        anchor, number = f"{base}-{number}", number + 1
+    return anchor
+
+
+def pairs(run: Run) -> Iterator[Pair]:
+    """Every compared pair of arms that the run's summary tells of."""
+    if run.summary is not None:
+        yield from _pairs(run, run.summary, run.dtypes[0])
+
+
+def _pairs(run: Run, block: dict[str, Any], dtype: str) -> Iterator[Pair]:
+    if is_pair(block):
+        name = block["comparison"]
+        rows = [row for row in run.rows if row.get("dtype", dtype) == dtype and name in row["comparisons"]]
+        yield Pair(run, dtype, block, [row["comparisons"][name] for row in rows])
+    for inner_dtype, inner in block.get("precisions", {}).items():
+        yield from _pairs(run, inner, inner_dtype)
+
+
+def is_pair(block: dict[str, Any]) -> bool:
+    """Whether the block is one comparison's endpoints, over at least one row."""
+    return bool(block.get("compared_rows")) and "suffix_disagreement" in block and "comparison" in block

@@ -1,0 +1,67 @@
+"""The page's style sheet, and the palette that figures and page share."""
+
+# name: (light, dark). A drawing is made in the light colours; on the page each becomes the variable --NAME.
+PALETTE: dict[str, tuple[str, str]] = {
+    "page": ("#fefefe", "#15181c"),
+    "ink": ("#1b1f24", "#e7e9ec"),
+    "muted": ("#59636e", "#a3acb6"),
+    "line": ("#d3d8de", "#3a414a"),
+    "panel": ("#f3f5f7", "#1e2329"),
+    "first": ("#1f5fa9", "#83b8f3"),
+    "second": ("#b4500f", "#f2a46c"),
+    "third": ("#2e7d4f", "#83cf9f"),
+    "fourth": ("#7a4aa5", "#c6a1ea"),
+    "fail": ("#b3141d", "#ff9a94"),
+}
+SERIES = ("first", "second", "third", "fourth")
+
+
+def _variables(index: int) -> str:
+    return " ".join(f"--{name}: {pair[index]};" for name, pair in PALETTE.items())
+
+
+STYLE = f"""\
+:root {{ color-scheme: light dark; {_variables(0)} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_variables(1)} }} }}
+@media print {{ :root {{ color-scheme: light; {_variables(0)} }} }}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0 auto; padding: 1rem; max-width: 72rem; background: var(--page); color: var(--ink);
+  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: break-word; }}
+h1, h2, h3, h4 {{ line-height: 1.25; margin: 1.6em 0 .5em; }}
+h1 {{ margin-top: .3em; font-size: 1.7rem; }}
+h2 {{ border-top: 1px solid var(--line); padding-top: .8em; font-size: 1.35rem; }}
+h3 {{ font-size: 1.1rem; }}
+p {{ max-width: 46rem; }}
+a {{ color: var(--first); }}
+a:focus-visible, summary:focus-visible, .scroll:focus-visible {{
+  outline: 2px solid var(--first); outline-offset: 2px; }}
+nav ol {{ list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; }}
+.alert {{ max-width: none; border: 2px solid var(--fail); border-left-width: .6rem; padding: .6rem .9rem;
+  color: var(--fail); font-weight: 600; }}
+.mild {{ border-color: var(--second); border-width: 0 0 0 .3rem; color: inherit; font-weight: 400;
+  background: var(--panel); padding: .3rem .9rem; }}
+.verdict {{ max-width: none; border-left: .3rem solid var(--third); padding: .3rem .9rem; background: var(--panel); }}
+.scroll {{ overflow-x: auto; margin: 1rem 0; }}
+table {{ border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }}
+caption {{ text-align: left; font-weight: 600; padding-bottom: .3rem; }}
+th, td {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); }}
+thead th {{ border-bottom: 2px solid var(--muted); }}
+tbody th {{ font-weight: 400; color: var(--muted); min-width: 9rem; }}
+td {{ min-width: 5rem; max-width: 34rem; }}
+.figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr));
+  gap: 1.5rem 2.5rem; }}
+figure {{ margin: .5rem 0; min-width: 0; }}
+figure svg {{ display: block; width: 100%; max-width: 36rem; height: auto; }}
+figcaption {{ color: var(--muted); font-size: .9rem; max-width: 36rem; }}
+details {{ margin: .6rem 0; }}
+summary {{ cursor: pointer; color: var(--muted); font-size: .9rem; }}
+@media print {{
+  body {{ max-width: none; padding: 0; font-size: 9.5pt; }}
+  nav {{ display: none; }}
+  .scroll {{ overflow: visible; }}
+  figure, tr, .alert {{ break-inside: avoid; }}
+  h2, h3, caption {{ break-after: avoid; }}
+  table {{ font-size: 8pt; }}
+  .figures {{ grid-template-columns: 1fr 1fr; }}
+}}
+"""

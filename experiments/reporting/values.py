@@ -1,0 +1,84 @@
+"""summary.json as text: blocks that are known by their keys become one line each, everything else its leaves."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from experiments.harness.markdown import interval, number, rate
+
+LIST_SHOWN = 24
+
+
+def describe(value: Any) -> str | None:
+    """One line for a scalar or a known block; None for a container that has to be taken apart."""
+    if not isinstance(value, (dict, list)):
+        return scalar(value)
+    if isinstance(value, list):
+        return _list(value) if not any(isinstance(item, (dict, list)) for item in value) else None
+    keys = set(value)
+    if {"count", "n", "rate", "wilson_95"} <= keys:
+        return _join(rate(value), value, {"count", "n", "rate", "wilson_95"})
+    if {"difference_points", "bootstrap_95"} <= keys and not any(isinstance(v, dict) for v in value.values()):
+        return _join(change(value), value, {"difference_points", "bootstrap_95", "bootstrap_note"})
+    if keys in ({"passed", "of"}, {"correct", "n"}):
+        first, second = value.values()
+        return f"{first}/{second}"
+    if {"median", "min", "max"} <= keys <= {"n", "median", "min", "max"}:
+        text = f"median {number(value['median'])}, range {number(value['min'])} to {number(value['max'])}"
+        return f"{text} ({value['n']} rows)" if "n" in value else text
+    return None
+
+
+def change(block: dict[str, Any]) -> str:
+    """'+1.0 points, 95 % [-3.5, +5.5]' of a block with a paired difference."""
+    points, note = block["difference_points"], block.get("bootstrap_note")
+    text = "no rows" if points is None else f"{points:+.1f} points, 95 % {interval(block['bootstrap_95'])}"
+    return f"{text} ({note})" if note else text
+
+
+def scalar(value: Any) -> str:
+    """A leaf: four significant digits of a float, everything else as it is."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def words(key: str) -> str:
+    """A JSON key as words; the names of arms keep their spelling."""
+    return key.replace("_", " ")
+
+
+def entries(value: Any, label: str = "") -> Iterator[tuple[str, str]]:
+    """(label, text) of every known block and leaf under `value`."""
+    text = describe(value)
+    if text is not None:
+        yield label, text
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from entries(inner, f"{label}, {words(key)}" if label else words(key))
+    else:
+        for index, inner in enumerate(value):
+            yield from entries(inner, f"{label} {index + 1}".strip())
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, JSON value) of every leaf at full precision. An empty container is a leaf, so that none vanishes."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value:
+        for index, inner in enumerate(value):
+            yield from leaves(inner, f"{path}[{index}]")
+    else:
+        yield path, repr(value) if isinstance(value, float) else str(value)
+
+
+def _list(items: list[Any]) -> str:
+    more = f", and {len(items) - LIST_SHOWN} more" if len(items) > LIST_SHOWN else ""
+    return (", ".join(scalar(item) for item in items[:LIST_SHOWN]) or "none") + more
+
+
+def _join(text: str, block: dict[str, Any], told: set[str]) -> str:
+    rest = [f"{words(key)} {describe(value)}" for key, value in block.items() if key not in told]
+    return "; ".join([text, ", ".join(rest)]) if rest else text

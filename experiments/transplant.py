@@ -1,0 +1,151 @@
+"""Whole-cache transplants on known states (paper, experiment 4): does the trajectory follow the cache?
+
+From the BF16 part of a finished fixed_prefix run, 24 rows whose suffixes diverged and 8 whose suffixes were equal are
+frozen, evenly spaced over prefix length within each stratum. Each is built incrementally and by prefill, and every K/V
+tensor is replaced by the other construction's, in both directions. Expected answers and correctness are neither read
+nor recomputed.
+
+    python -m experiments.transplant --dtype bf16
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from experiments.harness.bank import BANK_DTYPE, Bank, Prefix, copied_bank, open_source
+from experiments.harness.bank_session import BankSession, open_bank_session
+from experiments.harness.canonical import sha256_file
+from experiments.harness.exits import run_command
+from experiments.harness.markdown import pair_rows, rate, run_head, table
+from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
+from experiments.harness.panel import panel_counts, panel_record, shortfall
+from experiments.harness.rundir import ROWS
+from experiments.harness.runner import Plan, run_plan
+from experiments.harness.six_arms import ARMS, GATES, INTO_INCREMENTAL, INTO_PREFILL, donor_summary, six_arm_row
+from experiments.harness.summary import run_summary
+from experiments.harness.tasks import RowName
+from minimodel.errors import InputError
+from stats.panels import stratified_spread
+
+WANTED = {"divergent": 24, "exact": 8}
+COMMAND = "python -m experiments.fixed_prefix"
+RULE = "evenly spaced order statistics within each stratum of the BF16 suffixes, sorted by (prefix length, row id)"
+
+__all__ = ["ARMS", "main", "transplant_report", "transplant_summary"]
+
+
+def open_strata(path: Path) -> tuple[Bank, dict[str, str]]:
+    """The bank of a finished fixed_prefix run, and each row's stratum: whether its BF16 suffixes were equal."""
+    manifest, rows = open_source(path, ("fixed_prefix",), COMMAND)
+    bank = copied_bank(path, manifest)
+    strata = {
+        row["row"]: "exact" if row["comparisons"]["incremental:prefill"]["suffix"]["exact"] else "divergent"
+        for row in rows
+        if row["dtype"] == BANK_DTYPE
+    }
+    if list(strata) != [prefix.row for prefix in bank.prefixes]:
+        raise InputError(f"{path}: expected {BANK_DTYPE} rows for the whole bank, found {len(strata)}; {COMMAND}")
+    return bank, strata
+
+
+def select(bank: Bank, strata: dict[str, str]) -> list[Prefix]:
+    """The frozen rows: the divergent stratum first, each from its shortest prefix to its longest."""
+    chosen = stratified_spread(bank.lengths(), [strata[prefix.row] for prefix in bank.prefixes], WANTED)
+    return [bank.prefixes[index] for index in chosen]
+
+
+def transplant_summary(dtype: str, panel: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The head and the gates; `panel` {wanted, available, selected}; `strata` {STRATUM: {rows, reproduced}};
+    `endpoints` and `grid` (see `six_arms.donor_summary`); then incremental against prefill as in a matrix, unscored."""
+    strata = {}
+    for stratum in panel["wanted"]:
+        mine = [row for row in rows if row.get("stratum") == stratum]
+        reproduced = sum(bool(row["gates"]["stratum_reproduced"]) for row in mine)
+        strata[stratum] = {"rows": len(mine), "reproduced": reproduced}
+    _, endpoints = donor_summary(rows)
+    return run_summary("transplant", dtype, rows, {"panel": panel_counts(panel), "strata": strata, **endpoints})
+
+
+def transplant_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
+    """report.md: the registered endpoints, the grid of donors and recipients, and the baselines."""
+    strata = [(name, count["rows"], count["reproduced"]) for name, count in summary.get("strata", {}).items()]
+    parts = [
+        run_head(manifest, summary),
+        shortfall(summary["panel"]),
+        table(["stratum of the source run", "rows", "reproduced here"], strata) if strata else "",
+        endpoint_tables(summary),
+    ]
+    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def endpoint_tables(summary: dict[str, Any]) -> str:
+    """The endpoints, the grid and, where any row was compared, the two constructions."""
+    endpoints = summary["endpoints"]
+    novel = endpoints["exact_control_novel_trajectory"]
+    rows = [
+        ("constructions diverge, of all rows", rate(endpoints["baseline_divergence"])),
+        ("incremental cache into prefill recovers its donor", rate(endpoints[f"{INTO_PREFILL}_donor_recovery"])),
+        ("prefill cache into incremental recovers its donor", rate(endpoints[f"{INTO_INCREMENTAL}_donor_recovery"])),
+        ("both directions recover", rate(endpoints["bidirectional_donor_recovery"])),
+        ("exact rows with a novel trajectory", rate(novel)),
+    ]
+    grid = [(arm, *counts.values()) for arm, counts in summary["grid"].items()]
+    parts = [
+        table(["endpoint", "rows"], rows),
+        table(["divergent rows, arm", "follows its donor", "follows its recipient", "neither"], grid),
+    ]
+    if summary["compared_rows"]:
+        parts.append(table(["incremental against prefill", summary["dtype"]], pair_rows(summary)))
+    return "\n\n".join(parts)
+
+
+def endpoint_line(summary: dict[str, Any]) -> str:
+    """The line on stdout."""
+    endpoints = summary["endpoints"]
+    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
+    return (
+        f"{summary['experiment']} {summary['dtype']}: {summary['rows']} rows, gates {gates}; "
+        f"diverge {rate(endpoints['baseline_divergence'])}, "
+        f"both transplants recover the donor {rate(endpoints['bidirectional_donor_recovery'])}, "
+        f"novel on exact rows {rate(endpoints['exact_control_novel_trajectory'])}"
+    )
+
+
+def transplant_plan(session: BankSession, dtype: str, strata: dict[str, str], ledger_sha256: str) -> Plan:
+    """The frozen rows in selection order; `--limit` keeps the first of them."""
+    chosen = select(session.bank, strata)[: session.options.limit]
+    states = session.states(chosen)
+    available = {stratum: list(strata.values()).count(stratum) for stratum in WANTED}
+    rows = [{**prefix.name(), "stratum": strata[prefix.row]} for prefix in chosen]
+    panel = {**panel_record(RULE, WANTED, available, rows), "strata_ledger_sha256": ledger_sha256}
+    model = session.models.at(dtype)
+    return Plan(
+        manifest=session.manifest([prefix.row for prefix in chosen], panel),
+        preflight=session.options.preflight,
+        gates=(*GATES, "stratum_reproduced"),
+        task=lambda index: RowName(chosen[index].row),
+        decode=lambda i, progress: six_arm_row(model, chosen[i], states[i], i, progress, strata[chosen[i].row]),
+        summarise=lambda found: transplant_summary(dtype, panel, found),
+        report=transplant_report,
+        closing=lambda summary: [line for line in (endpoint_line(summary), shortfall(summary["panel"])) if line],
+        extra=lambda index: {"stratum": strata[chosen[index].row]},
+    )
+
+
+@click.command(help=__doc__)
+@dtype_option
+@source_option("fixed_prefix", "fixed_prefix-bf16-fp32")
+@common_options(preflight=0, tasks=False)
+def main(options: RunOptions, dtype: str, source: Path) -> None:
+    def body() -> int:
+        bank, strata = open_strata(source)
+        session = open_bank_session("transplant", options, [dtype], bank)
+        plan = transplant_plan(session, dtype, strata, sha256_file(source / ROWS))
+        return run_plan(plan, options.directory(f"transplant-{dtype}"), options.fresh, options.quiet)
+
+    run_command(body, "experiments.transplant")
+
+
+if __name__ == "__main__":
+    main()

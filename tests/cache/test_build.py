@@ -1,0 +1,228 @@
+"""The three constructions: which are equal bit for bit, which are independent, and what one wrong thing does."""
+
+from itertools import permutations
+
+import pytest
+import torch
+
+from cache import Boundary, KVCache, build_incremental, build_live, build_prefill, compare, transplant
+from cache.digest import cache_sha256
+from cache.isolation import disjoint
+from decode import Contract, RowFailure, State, greedy_suffix
+from decode.stepper import Stepper
+from minimodel import Decoder
+from minimodel.numbers import same_bits
+from minimodel.roles import attention_mask
+from tests.conftest import Three, build_three
+from tests.helpers import flip_bit, refused
+
+
+def equal(left: Boundary, right: Boundary) -> bool:
+    return left.cache.equals(right.cache) and same_bits(left.logits, right.logits)
+
+
+def test_live_incremental_and_single_token_prefill_are_one_in_every_bit(three: Three) -> None:
+    chunked = build_prefill(three.model, three.live.state, chunk=1)
+    assert equal(three.live, three.incremental) and equal(three.live, chunked)
+    assert compare(three.live.cache, three.incremental.cache).exact
+    for layer in range(3):  # the controls: one bit anywhere, in the cache or in the logits
+        for which in ("keys", "values"):
+            cache = three.incremental.cache.copy()
+            flip_bit(getattr(cache, which)(layer), (1, 1, len(cache) - 1, 31))
+            assert not three.live.cache.equals(cache) and not compare(three.live.cache, cache).exact
+    logits = three.incremental.logits.clone()
+    flip_bit(logits, (0, 287))
+    assert not same_bits(three.live.logits, logits)
+
+
+def stepped(three: Three, position: int | None = None, role: int | None = None, stale: bool = False) -> tuple:
+    """Incremental by hand, with one thing wrong at slot 20: its position, its role, or a K/V slot left as it was."""
+    model, state = three.model, three.live.state
+    cache = KVCache.for_model(model, 2, len(state))
+    stepper = Stepper(model, cache, 2, len(state))
+    with torch.inference_mode():
+        for slot, (token, own) in enumerate(zip(state.tokens, state.roles)):
+            if slot == 20 and position is not None:
+                stepper._positions = stepper._positions.clone()
+                stepper._positions[:, 20] = position
+            stepper.feed(token, role if slot == 20 and role is not None else own)
+            if slot == 20 and stale:
+                cache.keys(1)[:, :, 20] = cache.keys(1)[:, :, 19]
+    return cache, stepper.record.sha256()
+
+
+def test_another_position_role_or_stale_slot_shows_in_the_bits(three: Three) -> None:
+    right, record = stepped(three)
+    assert three.live.cache.equals(right) and record == three.live.record.sha256()
+    moved = compare(three.live.cache, stepped(three, position=21)[0])
+    assert not moved.exact and moved.first_difference == {"layer": 0, "tensor": "key", "position": 20}
+    wrong_role, other_record = stepped(three, role=(three.live.state.roles[20] + 1) % 6)
+    drift = compare(three.live.cache, wrong_role)
+    assert drift.first_difference is not None and drift.first_difference["position"] == 20
+    assert other_record != record, "the functional record sees the role"
+    stale = compare(three.live.cache, stepped(three, stale=True)[0])
+    assert not stale.exact and stale.first_difference == {"layer": 1, "tensor": "key", "position": 20}
+
+
+def test_live_is_the_contracts_own_generation(three: Three, contract: Contract, prompt: State) -> None:
+    state = three.live.state
+    assert State.from_tokens(contract, state.tokens) == state and state.structure.at_boundary
+    assert state.tokens[: len(prompt)] == prompt.tokens and state.tokens[-1] == contract.open_ids[4]
+    assert len(three.live.margins) == len(state) - len(prompt)
+    assert len(three.live.cache) == len(state) == three.live.cache.capacity
+
+
+def test_the_same_construction_twice_is_the_same_bits_in_other_memory(three: Three, prompt: State) -> None:
+    """huggingface/transformers 36536, 25420 (case 1)."""
+    again = build_three(three.model, prompt)
+    assert again.live.state == three.live.state and again.hashes() == three.hashes()
+    boundaries = [b for t in (three, again) for b in (t.live, t.incremental, t.prefill)]
+    assert disjoint(*(boundary.tensors() for boundary in boundaries))
+
+
+def test_prefill_against_incremental_is_a_measurement(three: Three) -> None:
+    """The other half of case 1: exact or not, where first, how much; never "equal within tolerance"."""
+    drift = compare(three.incremental.cache, three.prefill.cache)
+    measured = drift.as_dict()
+    assert measured["exact"] == three.incremental.cache.equals(three.prefill.cache) == (measured["differing"] == 0)
+    assert (measured["first_difference"] is None) == measured["exact"] == (measured["relative_l2"] == 0)
+    assert measured["relative_l2"] < 0.02 and measured["elements"] == 3 * 2 * 2 * 2 * len(three.live.state) * 32
+    assert three.prefill.record.sha256() == three.incremental.record.sha256()
+
+
+@pytest.mark.parametrize("chunk", [2, 7, 1000])
+def test_prefill_in_chunks_shows_the_decoder_the_same_things(three: Three, chunk: int) -> None:
+    chunked = build_prefill(three.model, three.live.state, chunk=chunk)
+    assert chunked.record.sha256() == three.prefill.record.sha256() and len(chunked.cache) == len(three.live.state)
+    assert equal(chunked, chunked.replica())
+    if chunk == 1000:
+        assert equal(chunked, three.prefill), "one chunk is one call"
+    assert compare(chunked.cache, three.prefill.cache).as_dict()["relative_l2"] < 0.02
+
+
+def test_replicas_are_equal_and_isolated(three: Three) -> None:
+    for boundary in (three.live, three.incremental, three.prefill):
+        replica = boundary.replica()
+        assert equal(boundary, replica) and replica.state == boundary.state
+        assert disjoint(boundary.tensors(), replica.tensors())
+        assert replica.record is not boundary.record and replica.record.sha256() == boundary.record.sha256()
+
+
+def test_a_prefill_replica_is_a_second_call_and_the_others_are_copies(three: Three) -> None:
+    calls: list[str] = []
+    own = three.model.embed
+
+    def counted(input_ids: torch.Tensor, roles: torch.Tensor | None) -> torch.Tensor:
+        calls.append(str(tuple(input_ids.shape)))
+        return own(input_ids, roles)
+
+    three.model.embed = counted  # type: ignore[method-assign]
+    try:
+        three.live.replica(), three.incremental.replica()
+        assert calls == []
+        replica = three.prefill.replica()
+        assert calls == [str((2, len(three.live.state)))]
+    finally:
+        del three.model.embed
+    written = three.prefill.replica()
+    with torch.inference_mode():
+        written.cache.keys(0).zero_()
+    assert (
+        equal(replica, three.prefill) and equal(written.replica(), three.prefill) and not equal(written, three.prefill)
+    )
+
+
+def test_continuations_leave_the_boundary_alone_and_do_not_depend_on_their_order(three: Three) -> None:
+    """huggingface/transformers 37078, 32929 (case 15)."""
+    before = three.hashes()
+    continued = [three.prefill, three.incremental, transplant(recipient=three.prefill, donor=three.incremental)]
+    alone = [greedy_suffix(three.model, boundary) for boundary in continued]
+    for order in permutations(range(3)):
+        results = {index: greedy_suffix(three.model, continued[index]) for index in order}
+        assert [results[index] for index in range(3)] == alone
+        assert three.hashes() == before
+    with refused("capacity"):  # the control: a boundary is compact, so that nothing can grow it in place
+        three.prefill.cache.append(0, three.prefill.cache.keys(0), three.prefill.cache.values(0))
+    written = three.prefill.cache.copy()
+    written.values(2)[:, :, 3] = 1.0
+    assert cache_sha256(written) != before[2][0]
+
+
+def test_slots_beyond_the_boundary_do_not_matter(three: Three) -> None:
+    """A longer working copy whose free slots hold NaN gives the same suffix: they are never read."""
+    suffix = greedy_suffix(three.model, three.live)
+
+    class Dirty(KVCache):
+        def copy(self, capacity: int | None = None) -> KVCache:
+            other = super().copy(capacity)
+            for tensor in (*other._keys, *other._values):
+                tensor[:, :, len(other) :] = float("nan")
+            return other
+
+    cache = three.live.cache.copy()
+    cache.__class__ = Dirty
+    dirty = Boundary("live", three.live.state, cache, three.live.logits, three.live.record)
+    assert greedy_suffix(three.model, dirty) == suffix
+    cache.values(2)[:, :, 3] = float("nan")
+    with pytest.raises(RowFailure):
+        greedy_suffix(three.model, dirty)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_number_of_copies_is_the_callers(three: Three, copies: int) -> None:
+    boundary = build_incremental(three.model, three.live.state, copies=copies)
+    assert boundary.cache.batch == copies and boundary.logits.shape == (copies, 288)
+    boundary.cache.require_equal_copies()
+
+
+def test_a_state_that_is_no_boundary_is_refused(three: Three, contract: Contract, prompt: State) -> None:
+    tokens = three.live.state.tokens
+    for state in (prompt, State.from_tokens(contract, tokens[:-1]), State.from_tokens(contract, [*tokens, 5])):
+        for build in (build_incremental, build_prefill):
+            with refused("boundary", "merge's opening delimiter"):
+                build(three.model, state)
+    for state in (three.live.state, State.from_tokens(contract, prompt.tokens[:-1]), State.from_tokens(contract, [])):
+        with refused("live", "prompt's closing delimiter"):
+            build_live(three.model, state)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 2.0, True])
+def test_a_chunk_that_is_no_positive_number_is_refused(three: Three, chunk: object) -> None:
+    with refused("chunk", repr(chunk)):
+        build_prefill(three.model, three.live.state, chunk=chunk)  # type: ignore[arg-type]
+
+
+def test_observed_constructions_have_the_same_bits(three: Three) -> None:
+    seen: list[str] = []
+    watched = build_prefill(three.model, three.live.state, observe=lambda name, _: seen.append(name))
+    assert equal(watched, three.prefill) and seen[0] == "embed" and seen[-1] == "logits" and seen.count("norm") == 1
+    seen.clear()
+    watched = build_incremental(three.model, three.live.state, observe=lambda name, _: seen.append(name))
+    assert equal(watched, three.incremental)
+    assert seen.count("embed") == len(three.live.state) and seen.count("logits") == 1
+
+
+@pytest.mark.parametrize("build", [build_incremental, build_prefill])
+def test_copies_that_the_decoder_drives_apart_fail_the_row(bf16: Decoder, three: Three, build: object) -> None:
+    own = bf16.embed
+
+    def uneven(input_ids: torch.Tensor, roles: torch.Tensor | None) -> torch.Tensor:
+        hidden = own(input_ids, roles).clone()
+        flip_bit(hidden, (1, 0, 0))
+        return hidden
+
+    bf16.embed = uneven  # type: ignore[method-assign]
+    try:
+        with pytest.raises(RowFailure, match="cache layer 0 .*copies differ"):
+            build(bf16, three.live.state)  # type: ignore[operator]
+    finally:
+        del bf16.embed
+
+
+def test_prefill_masks_are_those_of_the_whole_prefix(three: Three) -> None:
+    """One call sees what the steps see: the last row of the mask is the step's row."""
+    roles = torch.tensor([three.live.state.roles])
+    whole = attention_mask(roles, roles)
+    for slot in (0, 20, len(three.live.state) - 1):
+        row = attention_mask(roles[:, slot : slot + 1], roles[:, : slot + 1])
+        assert torch.equal(whole[:, :, slot : slot + 1, : slot + 1], row) and not whole[:, :, slot, slot + 1 :].any()

@@ -1,0 +1,152 @@
+"""The word problems: determinism, right arithmetic by an independent reading of the text, held-out problems apart."""
+
+import random
+import re
+
+import pytest
+
+from experiments.demo import wordings as w
+from experiments.demo.corpus import held_out_tasks
+from experiments.demo.problems import (
+    BRANCHES,
+    branch_pieces,
+    draw_problem,
+    held_out,
+    kept_result,
+    merge_pieces,
+    ordered,
+    totals,
+)
+
+GAINS = {"finds", "buys", "wins", "collects", "receives", "earns", "gathers", "adds"}
+LOSSES = {"loses", "sells", "breaks", "drops", "donates", "lends", "discards", "spends"}
+
+
+def read_story(question: str) -> tuple[int, tuple[int, ...]]:
+    """Start and signed events as a reader finds them: the first number, then each verb with the number after it."""
+    start = int(re.search(r"\d+", question).group())
+    found = re.findall(r"\b([a-z]+) (\d+) (?:at|in|on|near|by|during)\b", question)
+    assert all(verb in GAINS | LOSSES for verb, _ in found)
+    return start, tuple(int(size) if verb in GAINS else -int(size) for verb, size in found)
+
+
+def text(pieces) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def test_same_seed_same_problem_other_seed_another():
+    assert draw_problem(random.Random(5)) == draw_problem(random.Random(5))
+    assert draw_problem(random.Random(5)) != draw_problem(random.Random(6))
+
+
+def test_tasks_depend_on_their_seed_alone():
+    random.seed(1)
+    first = held_out_tasks(3, 5)
+    random.seed(2)
+    assert held_out_tasks(3, 5) == first
+    assert held_out_tasks(4, 5) != first
+
+
+def test_story_tells_the_arithmetic_and_the_letter_is_right():
+    rng = random.Random(11)
+    for _ in range(300):
+        problem = draw_problem(rng)
+        start, events = read_story(problem.question)
+        assert (start, events) == (problem.start, problem.events)
+        numbers = [int(choice.split()[0]) for choice in problem.choices]
+        assert len(set(numbers)) == 4
+        assert numbers["ABCD".index(problem.answer)] == start + sum(events)
+
+
+def test_a_changed_number_in_the_story_is_noticed():
+    problem = draw_problem(random.Random(11))
+    size = abs(problem.events[0])
+    changed = re.sub(rf"\b{size} (at|in|on|near|by|during)\b", rf"{size + 1} \1", problem.question, count=1)
+    start, events = read_story(changed)
+    assert start + sum(events) != problem.result
+
+
+def test_letters_are_spread_evenly():
+    rng = random.Random(2)
+    answers = [draw_problem(rng).answer for _ in range(2000)]
+    assert all(400 < answers.count(letter) < 600 for letter in w.LETTERS)
+
+
+def test_branches_reach_the_result_in_their_own_order():
+    rng = random.Random(3)
+    for _ in range(100):
+        problem = draw_problem(rng)
+        for branch in BRANCHES:
+            pieces, result = branch_pieces(rng, problem, branch)
+            steps = re.findall(r"(\w+day) \w+ (\d+), [a-z ]+ (\d+) ([+-]) (\d+) = (\d+)\.", text(pieces))
+            dated = tuple((day, int(size) if sign == "+" else -int(size)) for day, _, _, sign, size, _ in steps)
+            assert dated == ordered(problem.events, branch)
+            assert all(named == size for _, named, _, _, size, _ in steps)
+            assert [int(total) for *_, total in steps] == totals(problem.start, dated)
+            assert text(pieces).rstrip().endswith(f" {result}")
+            assert result == problem.result
+            assert not any(piece.planted for piece in pieces)
+
+
+def test_a_planted_slip_is_one_marked_number_and_later_steps_follow_it():
+    rng = random.Random(4)
+    for _ in range(100):
+        problem = draw_problem(rng)
+        pieces, result = branch_pieces(rng, problem, "told", slip=True)
+        assert sum(piece.planted for piece in pieces) == 1
+        equations = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", text(pieces))
+        wrong = [
+            (before, sign, size, total)
+            for before, sign, size, total in equations
+            if int(before) + int(sign + size) != int(total)
+        ]
+        assert len(wrong) == 1
+        assert result == int(equations[-1][3]) != problem.result
+        chain = [int(before) for before, *_ in equations[1:]]
+        assert chain == [int(total) for *_, total in equations[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("results", "kept"), [((7, 7, 7), 7), ((7, 7, 9), 7), ((7, 9, 7), 7), ((9, 7, 7), 7), ((7, 8, 9), 7)]
+)
+def test_merge_keeps_the_majority_or_the_first(results, kept):
+    assert kept_result(results) == kept
+
+
+def test_orders_of_the_three_branches():
+    events = (4, -3, 2, -5)
+    days = [[day[:3] for day, _ in ordered(events, branch)] for branch in BRANCHES]
+    assert days == [["Mon", "Tue", "Wed", "Thu"], ["Mon", "Wed", "Tue", "Thu"], ["Tue", "Thu", "Mon", "Wed"]]
+    assert [event for _, event in ordered(events, "gains")] == [4, 2, -3, -5]
+
+
+def test_merge_quotes_keeps_and_walks_the_choices():
+    rng = random.Random(6)
+    for _ in range(100):
+        problem = draw_problem(rng)
+        wrong = problem.result + 1
+        results = (wrong, problem.result, problem.result)
+        pieces, letter = merge_pieces(rng, problem, results)
+        numbers = [int(number) for number in re.findall(r"\d+", text(pieces))]
+        choices = [int(choice.split()[0]) for choice in problem.choices]
+        assert numbers[:4] == [*results, problem.result]
+        assert numbers[4::2] == choices and set(numbers[5::2]) == {problem.result}
+        assert letter == problem.answer
+        assert text(pieces).endswith(f" {letter}.")
+
+
+def test_merge_takes_the_nearest_choice_where_none_fits():
+    problem = draw_problem(random.Random(8))
+    choices = [int(choice.split()[0]) for choice in problem.choices]
+    kept = next(number for number in range(80) if number not in choices)
+    _, letter = merge_pieces(random.Random(1), problem, (kept, kept, kept))
+    assert abs(choices["ABCD".index(letter)] - kept) == min(abs(choice - kept) for choice in choices)
+
+
+def test_training_and_held_out_problems_never_meet():
+    rng = random.Random(9)
+    training = {(p.start, p.events) for p in (draw_problem(rng) for _ in range(3000))}
+    tasks = {read_story(str(task["question"])) for task in held_out_tasks(9, 100)}
+    assert len(tasks) == 100
+    assert all(held_out(*key) for key in tasks) and not any(held_out(*key) for key in training)
+    assert not tasks & training

@@ -1,0 +1,80 @@
+"""The training script: it learns, it resumes to the same bits, it refuses another run's state, it writes what loads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from torch.nn import Parameter
+
+from experiments.demo.corpus import collate, training_pool
+from experiments.demo.model import ROLE_EMBEDDING, config_json, initial_weights, loss_sum
+from experiments.demo.optimizer import PRIMARY_AT, Optimizer, rate
+from experiments.demo.tokenizer import train_tokenizer
+from experiments.demo.train import Plan, main, train
+from minimodel.checkpoint import open_checkpoint
+from minimodel.config import ModelConfig
+from minimodel.decoder import Decoder
+from minimodel.errors import InputError
+from minimodel.numerics import NumericContract
+
+PLAN = Plan(seed=1, steps=20, batch_size=1)
+
+
+def same_bits(left: Path, right: Path) -> bool:
+    """Whether two BF16 files hold the same tensors, compared as integers."""
+    a, b = load_file(left), load_file(right)
+    return a.keys() == b.keys() and all(torch.equal(a[n].view(torch.int16), b[n].view(torch.int16)) for n in a)
+
+
+def test_rate_rises_holds_and_falls():
+    assert rate(0.005, 0.01) == pytest.approx(0.5) and rate(0.3, 0.01) == 1.0
+    assert rate(PRIMARY_AT, 0.01) == pytest.approx(0.06) and rate(1.0, 0.01) == pytest.approx(0.02)
+    falling = [rate(step / 100, 0.01) for step in range(55, 101)]
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_loss_is_the_weighted_mean_and_trains_every_tensor():
+    tokenizer = train_tokenizer(0, count=200)
+    config = ModelConfig.from_dict(config_json(tokenizer.get_vocab_size()))
+    numeric = NumericContract(dtype="fp32", attention="eager", threads=torch.get_num_threads())
+    weights = {name: Parameter(tensor) for name, tensor in initial_weights(config, 0).items()}
+    decoder = Decoder(config, weights, numeric)
+    batch = collate(training_pool(0, 0, 1, 0.0, tokenizer)[0])
+    total, weight = loss_sum(decoder, batch)
+    assert float(weight) == pytest.approx(float(batch.weights.sum()))
+    assert 5.0 < float(total.detach() / weight) < 9.0  # near ln V before any step
+    (total / weight).backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in weights.values())
+    assert not weights[ROLE_EMBEDDING].grad[:8].any() and not weights[ROLE_EMBEDDING][:8].any()
+    before = float(total.detach())
+    optimizer = Optimizer(weights)
+    for _ in range(3):
+        optimizer.step(1.0)
+        total, weight = loss_sum(decoder, batch)
+        (total / weight).backward()
+    assert float(total.detach()) < before
+
+
+@pytest.mark.slow
+def test_a_run_in_two_parts_ends_with_the_bits_of_a_run_in_one(tmp_path):
+    train(tmp_path / "one", PLAN, threads=1, save_every=7)
+    train(tmp_path / "two", PLAN, threads=1, save_every=7, stop=9)
+    assert not (tmp_path / "two" / "primary").exists()
+    train(tmp_path / "two", PLAN, threads=1, save_every=7)
+    train(tmp_path / "other", Plan(2, 20, 1), threads=1, save_every=20)
+    for name in ("primary", "later"):
+        one, two, other = (tmp_path / run / name / "model.safetensors" for run in ("one", "two", "other"))
+        assert same_bits(one, two)
+        assert one.read_bytes() == two.read_bytes()
+        assert load_file(one).keys() == load_file(other).keys()
+        assert open_checkpoint(tmp_path / "one" / name).contract is not None
+    assert not same_bits(tmp_path / "one/primary/model.safetensors", tmp_path / "one/later/model.safetensors")
+    with pytest.raises(InputError, match=r"steps: expected 30, as asked, found '20'"):
+        train(tmp_path / "two", Plan(1, 30, 1), threads=1, save_every=7)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--out", "x", "--steps", "3"], ["--out", "x", "--batch", "0"]])
+def test_bad_usage_exits_with_2(arguments):
+    assert CliRunner().invoke(main, arguments).exit_code == 2

@@ -1,0 +1,101 @@
+"""A small study on a tiny checkpoint, its commands called in this process as a user calls them: the same main, the same
+exit codes."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from experiments.harness.canonical import seal
+from tests.experiments.commands import write_tasks
+from tests.tiny import write_checkpoint
+
+# random weights of this seed, with these caps, make both kinds of rows: divergent and exact
+SEED, ROWS = 3, 6
+CAPS = {"branch": 12, "merge": 48, "answer": 6}
+CONFIG = {"num_hidden_layers": 2}
+
+
+def call(name: str, *arguments: object, cwd: Path) -> Result:
+    """`python -m experiments.NAME ARGUMENTS` in `cwd`, without a new process."""
+    main = importlib.import_module(f"experiments.{name}").main
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd)
+        patch.setattr("sys.argv", [name, *map(str, arguments)])
+        return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+def write_study(root: Path) -> Path:
+    """Two checkpoints, tasks, and the finished runs that the other experiments start from."""
+    write_checkpoint(root / "primary", seed=SEED, config=CONFIG, contract={"caps": CAPS})
+    write_checkpoint(root / "later", seed=SEED + 1, config=CONFIG, contract={"caps": CAPS})
+    write_tasks(root / "tasks.jsonl", ROWS)
+    for name, more in (("matrix", ["--dtype", "bf16"]), ("fixed_prefix", [])):
+        done = call(name, *more, *inputs(root), cwd=root)
+        assert done.exit_code == 0, done.output
+    return root
+
+
+def inputs(study: Path, *more: object, tasks: bool = True, checkpoint: str = "primary") -> list[object]:
+    """The options that name the study's checkpoint and tasks."""
+    files = ["--tasks", study / "tasks.jsonl"] if tasks else []
+    return ["--checkpoint", study / checkpoint, *files, "--threads", 1, "--quiet", *more]
+
+
+def run(study: Path, name: str, out: Path, *more: object, expected: int = 0, **options: Any) -> Result:
+    """One command of the study, its run directory elsewhere."""
+    done = call(name, *inputs(study, "--out", out, *more, **options), cwd=study)
+    assert done.exit_code == expected, (done.exit_code, done.output, done.stderr)
+    return done
+
+
+def one_line(done: Result) -> str:
+    """The refusal of a command: exit code 2 and one line on stderr."""
+    assert done.exit_code == 2, (done.exit_code, done.output)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    return lines[0]
+
+
+def ledger(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+
+
+def rewrite(run: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes a ledger of altered rows, each sealed anew: no damage that the seal could see."""
+    bare = [{key: value for key, value in row.items() if key != "row_sha256"} for row in rows]
+    (run / "rows.jsonl").write_text("".join(seal(row) + "\n" for row in bare))
+
+
+def interrupt(patch: pytest.MonkeyPatch, module: str, name: str, after: int) -> None:
+    """Lets a module's function work `after` times and then be interrupted, as by Ctrl-C."""
+    target = importlib.import_module(module)
+    real, calls = getattr(target, name), iter(range(after))
+
+    def stopped(*given: Any, **named: Any) -> Any:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return real(*given, **named)
+
+    patch.setattr(target, name, stopped)
+
+
+def resumes(
+    study: Path, name: str, out: Path, finished: Path, cut: tuple[str, str, int], *more: object, **options: Any
+) -> None:
+    """Interrupts the command at `cut` (module, function, calls), tears its last line, and runs it again: same bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch, *cut)
+        done = run(study, name, out, *more, expected=130, **options)
+    assert f"resume with: python -m experiments.{name}" in done.stderr
+    rows, whole = out / "rows.jsonl", (finished / "rows.jsonl").read_bytes()
+    kept = rows.read_bytes()
+    assert 0 < len(kept) < len(whole) and whole.startswith(kept), "the interruption came too early or too late"
+    rows.write_bytes(kept + whole[len(kept) : len(kept) + 9])
+    run(study, name, out, *more, **options)
+    assert rows.read_bytes() == whole
+    for file in ("summary.json", "report.md"):
+        assert (out / file).read_bytes() == (finished / file).read_bytes(), file

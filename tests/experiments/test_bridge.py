@@ -1,0 +1,125 @@
+"""bridge on a tiny checkpoint: an outcome-blind panel, live against incremental, gates, resumption."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+import experiments.bridge as bridge
+from experiments.harness.bank import open_bank
+from experiments.harness.rundir import open_finished
+from minimodel.numbers import bits
+from stats.panels import length_spread
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, resumes, rewrite, run
+
+BF16 = ("--dtype", "bf16")
+
+
+@pytest.fixture(scope="module")
+def finished(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("bridge") / "run"
+    done = run(study, "bridge", out, *BF16)
+    assert f"live and incremental equal: cache {ROWS}/{ROWS}" in done.stdout
+    assert f"Fewer rows than the design wants: {ROWS} of 12 rows (the source run has {ROWS})." in done.stdout
+    return out
+
+
+def test_live_and_incremental_are_one_boundary_in_every_bit(finished):
+    _, rows, summary = open_finished(finished)
+    for row in rows:
+        assert tuple(row["arms"]) == bridge.ARMS and sorted(row["gates"]) == sorted(bridge.GATES) and row["passed"]
+        pair = row["comparisons"]["live:incremental"]
+        assert pair["cache"]["exact"] and pair["logits"]["exact"] and pair["suffix"]["exact"]
+        assert row["arms"]["live"]["cache_sha256"] == row["arms"]["incremental"]["cache_sha256"]
+        assert row["boundary_length"] == row["prefix"]["length"]
+        assert "correct" not in row["arms"]["live"] and "answer_equal" not in pair, "the bridge scores nothing"
+    assert {part: block["count"] for part, block in summary["identity"].items()} == dict.fromkeys(
+        ("cache", "logits", "suffix", "all"), ROWS
+    )
+
+
+def test_the_saved_prefix_is_told_and_not_asked(study, finished, tmp_path):
+    _, rows, summary = open_finished(finished)
+    # the same code, machine and checkpoint reach the saved prefix again
+    assert summary["saved_prefix_agreement"]["count"] == ROWS
+    assert all(row["saved_prefix"]["first_divergence"] is None for row in rows)
+    # FP32 reaches other prefixes on some rows, and no gate minds
+    run(study, "bridge", tmp_path / "fp32", "--dtype", "fp32", "--limit", 3)
+    other = ledger(tmp_path / "fp32")
+    assert all(row["passed"] for row in other)
+    for row in other:
+        agrees = row["saved_prefix"]["sha256"] == row["prefix"]["sha256"]
+        assert row["saved_prefix"]["agrees"] == agrees == (row["saved_prefix"]["first_divergence"] is None)
+
+
+def test_the_panel_is_frozen_before_decoding_and_blind_to_outcomes(study, finished, tmp_path):
+    manifest, rows, _ = open_finished(finished)
+    bank = open_bank(study / "runs/matrix-bf16")
+    chosen = length_spread(bank.lengths(), ROWS)
+    assert [entry["row"] for entry in manifest["panel"]["rows"]] == [bank.prefixes[i].row for i in chosen]
+    assert [row["row"] for row in rows] == manifest["row_order"]
+    # other outcomes and answers, the same lengths: the same panel
+    source = tmp_path / "matrix"
+    shutil.copytree(study / "runs/matrix-bf16", source)
+    altered = ledger(source)
+    for row in altered:
+        for arm in row["arms"].values():
+            arm["correct"], arm["answer"], arm["suffix"] = not arm["correct"], [], [1, 2, 3]
+    rewrite(source, altered)
+    assert bridge.select(open_bank(source)) == bridge.select(bank)
+
+
+def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
+    resumes(study, "bridge", tmp_path / "run", finished, ("experiments.bridge", "build_live", 3), *BF16)
+
+
+def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_a_replica_with_one_is_a_gate(
+    study, tmp_path, monkeypatch
+):
+    real = bridge.build_incremental
+
+    def flawed(model, state):
+        boundary = real(model, state)
+        bits(boundary.cache.keys(1))[:, 0, 2, 1] ^= 1
+        return boundary
+
+    monkeypatch.setattr(bridge, "build_incremental", flawed)
+    run(study, "bridge", tmp_path / "one", *BF16, "--limit", 1)
+    (row,) = ledger(tmp_path / "one")
+    cache = row["comparisons"]["live:incremental"]["cache"]
+    assert cache["differing"] == 2 and cache["first_difference"] == {"layer": 1, "tensor": "key", "position": 2}
+    assert json.loads((tmp_path / "one/summary.json").read_text())["identity"]["cache"]["count"] == 0
+
+    def unlike(model, state):
+        boundary = real(model, state)
+        other = dataclasses.replace(boundary, cache=flawed(model, state).cache, logits=boundary.logits.clone())
+        return dataclasses.replace(boundary, rebuild=lambda: other)
+
+    monkeypatch.setattr(bridge, "build_incremental", unlike)
+    run(study, "bridge", tmp_path / "two", *BF16, "--limit", 1, expected=3)
+    (row,) = ledger(tmp_path / "two")
+    assert [gate for gate, passed in row["gates"].items() if not passed] == ["replica_incremental"]
+
+
+def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
+    nowhere = one_line(call("bridge", *BF16, *inputs(study), cwd=tmp_path))
+    assert nowhere.endswith("make it with: python -m experiments.matrix --dtype bf16")
+    tasks = [json.loads(line) for line in (study / "tasks.jsonl").read_text().splitlines()]
+    tasks[1]["question"] += "?"
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)) + "\n")
+    options = [*BF16, *inputs(study, tasks=False), "--tasks", tmp_path / "tasks.jsonl"]
+    done = call("bridge", *options, "--out", tmp_path / "out", cwd=study)
+    assert "task t001: expected the prompt that its prefix begins with, found another" in one_line(done)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_demo_end_to_end(tmp_path):
+    from tests.experiments.commands import command
+
+    for name, more in (("matrix", ["--limit", "4"]), ("bridge", [])):
+        done = command(f"experiments.{name}", *BF16, *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/bridge-bf16/summary.json").read_text())
+    assert summary["passed"] and summary["identity"]["all"]["count"] == 4

@@ -1,0 +1,206 @@
+"""fixed_prefix on a tiny checkpoint: the bank, both precisions in one run, the crossing, gates, resumption."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+import experiments.fixed_prefix as fixed_prefix
+from experiments.harness.bank import open_bank
+from experiments.harness.canonical import sha256_file
+from experiments.harness.cross_precision import cross_precision
+from experiments.harness.rundir import open_finished
+from minimodel.numbers import bits
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, resumes, rewrite, run
+from tests.helpers import refused
+
+
+@pytest.fixture(scope="module")
+def finished(study):
+    return study / "runs/fixed_prefix-bf16-fp32"
+
+
+def test_the_bank_is_every_prefix_of_the_matrix_in_source_order(study, finished):
+    matrix = ledger(study / "runs/matrix-bf16")
+    manifest, rows, _ = open_finished(finished)
+    lines = [json.loads(line) for line in (finished / "bank.jsonl").read_text().splitlines()]
+    assert [line["row"] for line in lines] == [row["row"] for row in matrix]
+    assert [line["tokens"] for line in lines] == [row["prefix"]["tokens"] for row in matrix]
+    frozen = manifest["panel"]["bank"]
+    assert frozen["sha256"] == sha256_file(finished / "bank.jsonl") and frozen["rows"] == ROWS
+    assert frozen["ledger_sha256"] == sha256_file(study / "runs/matrix-bf16/rows.jsonl")
+    # the copy and the run it was made from are one bank
+    assert open_bank(finished).record() == open_bank(study / "runs/matrix-bf16").record()
+    for row in rows:
+        assert row["prefix"]["tokens"] == matrix[row["index"] % ROWS]["prefix"]["tokens"]
+
+
+def test_all_rows_of_one_precision_come_before_those_of_the_other(finished):
+    manifest, rows, _ = open_finished(finished)
+    names = [f"t{i:03d}" for i in range(ROWS)]
+    assert manifest["row_order"] == [f"{dtype}/{name}" for dtype in ("bf16", "fp32") for name in names]
+    assert [(row["dtype"], row["row"]) for row in rows] == [(d, n) for d in ("bf16", "fp32") for n in names]
+    assert [one["dtype"] for one in manifest["numeric"]] == ["bf16", "fp32"]
+    for row in rows:
+        assert tuple(row["arms"]) == fixed_prefix.ARMS
+        assert sorted(row["gates"]) == sorted(fixed_prefix.GATES) and row["passed"]
+        assert row["arms"]["prefill"]["geometry"]["dtype"] == {"bf16": "bfloat16", "fp32": "float32"}[row["dtype"]]
+        assert row["comparisons"]["incremental:incremental_replica"]["cache"]["exact"]
+        assert row["comparisons"]["prefill:prefill_replica"]["cache"]["exact"]
+        assert not row["comparisons"]["incremental:prefill"]["cache"]["exact"]
+
+
+def test_the_summary_counts_each_precision_and_the_crossing(finished):
+    _, rows, summary = open_finished(finished)
+    differ = {
+        dtype: sum(
+            not row["comparisons"]["incremental:prefill"]["suffix"]["exact"] for row in rows if row["dtype"] == dtype
+        )
+        for dtype in ("bf16", "fp32")
+    }
+    assert 0 < differ["bf16"] < ROWS, "the tiny study should hold both kinds of rows"
+    for dtype, count in differ.items():
+        block = summary["precisions"][dtype]
+        assert block["rows"] == ROWS and block["suffix_disagreement"]["count"] == count
+    crossed = summary["cross_precision"]
+    assert crossed["rows"] == ROWS and crossed["prefix_identity"]["count"] == ROWS
+    change = crossed["suffix_disagreement"]
+    assert (change["bf16_count"], change["fp32_count"]) == (differ["bf16"], differ["fp32"])
+    assert change["difference_points"] == pytest.approx(100 * (differ["fp32"] - differ["bf16"]) / ROWS)
+    assert crossed["logits_disagreement"]["n"] == ROWS and 0 <= change["mcnemar_p"] <= 1
+    report = (finished / "report.md").read_text()
+    assert "| incremental against prefill | bf16 | fp32 |" in report and "suffix disagreement" in report
+
+
+def synthetic(dtype: str, differs: list[bool], prefix: int = 0) -> list[dict]:
+    """Ledger rows with no more than the crossing reads; incremental is always right, prefill where they agree."""
+    return [
+        {
+            "row": f"r{i}",
+            "dtype": dtype,
+            "prefix": {"sha256": str(i + prefix)},
+            "arms": {"incremental": {"correct": True}, "prefill": {"correct": not differ}},
+            "comparisons": {
+                "incremental:prefill": {
+                    "suffix": {"exact": not differ},
+                    "answer_equal": not differ,
+                    "correct_equal": not differ,
+                    "logits": {"exact": False},
+                }
+            },
+        }
+        for i, differ in enumerate(differs)
+    ]
+
+
+def test_the_crossing_on_counts_worked_out_by_hand():
+    rows = [*synthetic("bf16", [True] * 6 + [False] * 4), *synthetic("fp32", [False] * 9 + [True])]
+    crossed = cross_precision(rows, "bf16", "fp32", ("incremental", "prefill"))
+    change = crossed["answer_disagreement"]
+    assert (change["bf16_only"], change["fp32_only"], change["difference_points"]) == (6, 1, -50.0)
+    assert change["mcnemar_p"] == pytest.approx(0.125)  # two-sided binomial, 1 of 7
+    assert crossed["logits_disagreement"]["mcnemar_p"] == 1.0
+    # accuracy effect: -6 of 10 in BF16, -1 of 10 in FP32
+    assert crossed["accuracy_difference_of_differences"]["difference_points"] == pytest.approx(50.0)
+    assert crossed["prefix_identity"]["count"] == 10
+    other = [*rows[:10], *synthetic("fp32", [False] * 10, prefix=1)]
+    assert cross_precision(other, "bf16", "fp32", ("incremental", "prefill"))["prefix_identity"]["count"] == 0
+
+
+def test_an_interrupted_run_resumes_to_the_same_bytes_in_either_precision(study, finished, tmp_path):
+    for place, rows in (("bf16", 2), ("fp32", ROWS + 2)):
+        cut = ("experiments.fixed_prefix", "build_incremental", rows)
+        resumes(study, "fixed_prefix", tmp_path / place, finished, cut)
+
+
+def test_one_precision_alone_has_no_crossing(study, finished, tmp_path):
+    run(study, "fixed_prefix", tmp_path / "run", "--dtype", "fp32", "--limit", 2)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["cross_precision"] is None and list(summary["precisions"]) == ["fp32"] and summary["rows"] == 2
+    mine, whole = ledger(tmp_path / "run"), ledger(finished)
+    assert [row["arms"] for row in mine] == [row["arms"] for row in whole[ROWS : ROWS + 2]]
+
+
+def test_the_preflight_holds_at_each_precision(study, tmp_path, monkeypatch):
+    real = fixed_prefix.replica_exact
+    monkeypatch.setattr(
+        fixed_prefix, "replica_exact", lambda a, b: real(a, b) and a.boundary.cache.keys(0).element_size() == 2
+    )
+    done = run(study, "fixed_prefix", tmp_path / "run", expected=3)
+    assert "preflight failed: row fp32/t000: replica_incremental, replica_prefill" in done.stdout
+    assert len(ledger(tmp_path / "run")) == ROWS + 1 and not (tmp_path / "run/summary.json").exists()
+
+
+def test_a_replica_with_one_other_bit_fails_its_gate(study, tmp_path, monkeypatch):
+    real = fixed_prefix.build_incremental
+
+    def flawed(model, state):
+        boundary = real(model, state)
+
+        def replica():
+            copy = dataclasses.replace(boundary, cache=boundary.cache.copy(), logits=boundary.logits.clone())
+            bits(copy.cache.values(1))[:, 0, 3, 5] ^= 1
+            return copy
+
+        return dataclasses.replace(boundary, rebuild=replica)
+
+    monkeypatch.setattr(fixed_prefix, "build_incremental", flawed)
+    run(study, "fixed_prefix", tmp_path / "run", "--dtype", "bf16", "--limit", 1, expected=3)
+    (row,) = ledger(tmp_path / "run")
+    assert [gate for gate, passed in row["gates"].items() if not passed] == ["replica_incremental"]
+
+
+def test_a_bank_whose_bytes_changed_is_refused(study, finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    text = (copy / "bank.jsonl").read_text()
+    (copy / "bank.jsonl").write_text(text.replace('"row":"t001"', '"row":"t00x"'))
+    # by the run itself on resume, and by whoever starts from it
+    assert "bank.jsonl: expected SHA-256" in one_line(call("fixed_prefix", *inputs(study, "--out", copy), cwd=study))
+    with refused("bank.jsonl: SHA-256: expected"):
+        open_bank(copy)
+    lines = text.splitlines()
+    entry = json.loads(lines[2])
+    entry["tokens"][4] ^= 1
+    (copy / "bank.jsonl").write_text("\n".join([*lines[:2], json.dumps(entry), *lines[3:]]) + "\n")
+    with refused("bank.jsonl line 3: SHA-256 of the", "prefix tokens"):
+        open_bank(copy)
+
+
+def test_a_source_that_changed_since_is_another_run(study, finished, tmp_path):
+    source, copy = tmp_path / "matrix", tmp_path / "copy"
+    shutil.copytree(study / "runs/matrix-bf16", source)
+    shutil.copytree(finished, copy)
+    rows = ledger(source)
+    rows[0]["arms"]["live"]["margin"] = 0.5
+    rewrite(source, rows)
+    done = call("fixed_prefix", *inputs(study, "--out", copy, "--source", source), cwd=study)
+    assert "panel.bank.ledger_sha256" in one_line(done)
+
+
+def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
+    nowhere = one_line(call("fixed_prefix", *inputs(study), cwd=tmp_path))
+    assert "runs/matrix-bf16: expected a run directory, found nothing" in nowhere
+    assert nowhere.endswith("make it with: python -m experiments.matrix --dtype bf16")
+    twice = one_line(call("fixed_prefix", *inputs(study, "--dtype", "bf16", "--dtype", "bf16"), cwd=study))
+    assert "dtype: expected one dtype, or two different ones, found 'bf16 bf16'" in twice
+    other = one_line(call("fixed_prefix", *inputs(study, checkpoint="later"), cwd=study))
+    assert "later/model.safetensors: SHA-256" in other or "later/role_embedding.safetensors: SHA-256" in other
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(study / "runs/matrix-bf16", unfinished)
+    rewrite(unfinished, ledger(unfinished)[:-1])
+    stopped = one_line(call("fixed_prefix", *inputs(study, "--source", unfinished), cwd=study))
+    assert f"expected a finished run, found {ROWS - 1} of {ROWS} rows; make it with" in stopped
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_the_demo_end_to_end(tmp_path):
+    from tests.experiments.commands import command
+
+    for name, more in (("matrix", ["--dtype", "bf16", "--limit", "4"]), ("fixed_prefix", [])):
+        done = command(f"experiments.{name}", *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/fixed_prefix-bf16-fp32/summary.json").read_text())
+    assert summary["passed"] and summary["rows"] == 8 and summary["cross_precision"]["prefix_identity"]["count"] == 4

@@ -1,0 +1,148 @@
+"""replication on a tiny pair of checkpoints: an outcome-blind panel on another checkpoint, and the frozen label."""
+
+import json
+
+import pytest
+
+import experiments.harness.six_arms as six_arms
+import experiments.replication as replication
+from experiments.harness.bank import open_bank
+from experiments.harness.rundir import open_finished
+from stats.donors import (
+    CHECKPOINT_SENSITIVE,
+    CONDITIONAL,
+    PROCEDURAL_FAILURE,
+    STRONG,
+    UNDERPOWERED,
+)
+from stats.panels import length_spread
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, resumes, run
+
+BF16 = ("--dtype", "bf16")
+LATER = {"tasks": False, "checkpoint": "later"}
+
+
+@pytest.fixture(scope="module")
+def finished(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("replication") / "run"
+    done = run(study, "replication", out, *BF16, **LATER)
+    assert "interpretation: " in done.stdout and f"{ROWS} of 48 rows" in done.stdout
+    return out
+
+
+def test_the_later_checkpoint_decodes_the_same_bank(study, finished):
+    manifest, rows, summary = open_finished(finished)
+    bank = open_bank(study / "runs/matrix-bf16")
+    chosen = [bank.prefixes[i] for i in length_spread(bank.lengths(), ROWS)]
+    assert manifest["panel"]["bank"] == bank.record()
+    assert [entry["row"] for entry in manifest["panel"]["rows"]] == [prefix.row for prefix in chosen]
+    assert [row["prefix"]["sha256"] for row in rows] == [prefix.sha256 for prefix in chosen]
+    assert manifest["checkpoint"] != bank.manifest["checkpoint"] and not summary["own_checkpoint"]
+    for row in rows:
+        assert tuple(row["arms"]) == six_arms.ARMS and sorted(row["gates"]) == sorted(six_arms.GATES)
+        assert row["passed"] and "stratum" not in row and "correct" not in row["arms"]["prefill"]
+    endpoints = summary["endpoints"]
+    divergent = sum(not row["comparisons"]["incremental:prefill"]["suffix"]["exact"] for row in rows)
+    assert (endpoints["baseline_divergence"]["count"], endpoints["baseline_exact_rows"]) == (
+        divergent,
+        ROWS - divergent,
+    )
+    expected = (UNDERPOWERED, CHECKPOINT_SENSITIVE, PROCEDURAL_FAILURE)
+    assert summary["interpretation"] in expected, "six rows can be neither strong nor conditional"
+
+
+def test_the_same_weights_are_told(study, tmp_path):
+    run(study, "replication", tmp_path / "run", *BF16, "--limit", 1, tasks=False)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["own_checkpoint"]
+    assert "this run replicates on no other checkpoint" in (tmp_path / "run/report.md").read_text()
+
+
+def ledger_rows(divergent: int, exact: int, unrecovered: int = 0, novel: int = 0, passed: bool = True) -> list[dict]:
+    """Rows with no more than the endpoints read: suffixes A and B by construction, C where a transplant leaves both."""
+    drift = {"exact": False, "relative_l2": 0.1, "max_abs": 0.1, "mean_abs": 0.1}
+    rows = []
+    for index in range(divergent + exact):
+        prefill = [2] if index < divergent else [1]
+        third = [3] if index < unrecovered or index >= divergent + exact - novel else [1]
+        suffixes = ([1], [1], prefill, prefill, third, prefill)
+        pair = {
+            "cache": drift,
+            "logits": drift,
+            "suffix": {"exact": prefill == [1], "first_divergence": 0 if prefill == [2] else None},
+            "merge_equal": prefill == [1],
+            "argmax_equal": True,
+        }
+        rows.append(
+            {
+                "row": f"r{index}",
+                "arms": {name: {"suffix": suffix} for name, suffix in zip(six_arms.ARMS, suffixes)},
+                "comparisons": {"incremental:prefill": pair},
+                "gates": {"prefix": passed},
+                "passed": passed,
+            }
+        )
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("counts", "label"),
+    [
+        ({"divergent": 43, "exact": 5}, CONDITIONAL),  # the paper's own case
+        ({"divergent": 42, "exact": 6}, STRONG),
+        ({"divergent": 12, "exact": 6}, STRONG),
+        ({"divergent": 11, "exact": 37}, UNDERPOWERED),
+        ({"divergent": 43, "exact": 5, "unrecovered": 1}, CHECKPOINT_SENSITIVE),
+        ({"divergent": 42, "exact": 6, "novel": 1}, PROCEDURAL_FAILURE),
+        ({"divergent": 42, "exact": 6, "unrecovered": 1, "novel": 1}, PROCEDURAL_FAILURE),
+        ({"divergent": 42, "exact": 6, "passed": False}, None),
+    ],
+)
+def test_the_label_follows_from_the_ledger(counts, label):
+    panel = {"wanted": {"rows": 48}, "available": {"rows": 200}, "rows": [{}] * 48}
+    summary = replication.replication_summary("bf16", panel, False, ledger_rows(**counts))
+    assert summary["interpretation"] == label
+    recovery = summary["endpoints"]["bidirectional_donor_recovery"]
+    assert recovery["n"] == counts["divergent"]
+    assert recovery["count"] == counts["divergent"] - counts.get("unrecovered", 0)
+    assert summary["endpoints"]["exact_control_novel_trajectory"]["count"] == counts.get("novel", 0)
+
+
+def test_the_papers_intervals():
+    panel = {"wanted": {"rows": 48}, "available": {"rows": 200}, "rows": [{}] * 48}
+    endpoints = replication.replication_summary("bf16", panel, False, ledger_rows(43, 5))["endpoints"]
+    shown = [
+        [round(100 * bound, 1) for bound in endpoints[name]["wilson_95"]]
+        for name in ("baseline_divergence", "bidirectional_donor_recovery", "exact_control_novel_trajectory")
+    ]
+    assert shown == [[77.8, 95.5], [91.8, 100.0], [0.0, 43.4]]
+
+
+def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
+    cut = ("experiments.harness.six_arms", "build_incremental", 3)
+    resumes(study, "replication", tmp_path / "run", finished, cut, *BF16, **LATER)
+
+
+def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
+    nowhere = one_line(call("replication", *BF16, *inputs(study, **LATER), cwd=tmp_path))
+    assert nowhere.endswith("make it with: python -m experiments.matrix --dtype bf16")
+    # a checkpoint that reads tokens otherwise cannot share the bank
+    import shutil
+
+    other = tmp_path / "other"
+    shutil.copytree(study / "later", other)
+    tokenizer = other / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    done = call("replication", *BF16, "--checkpoint", other, "--out", tmp_path / "out", "--quiet", cwd=study)
+    assert "tokenizer.json: SHA-256, as the run in runs/matrix-bf16 had it: expected" in one_line(done)
+    assert not (tmp_path / "out").exists() and len(ledger(study / "runs/matrix-bf16")) == ROWS
+
+
+@pytest.mark.slow
+def test_the_demo_end_to_end(tmp_path):
+    from tests.experiments.commands import command
+
+    for name, more in (("matrix", ["--limit", "4"]), ("replication", [])):
+        done = command(f"experiments.{name}", *BF16, *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/replication-bf16/summary.json").read_text())
+    assert summary["passed"] and summary["rows"] == 4 and summary["interpretation"]

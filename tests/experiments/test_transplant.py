@@ -1,0 +1,185 @@
+"""transplant on a tiny checkpoint: strata frozen first, six arms, provenance gates, donor endpoints, resumption."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+import experiments.harness.six_arms as six_arms
+import experiments.transplant as transplant
+from cache.transplant import transplant as take
+from experiments.harness.bank import Bank, Prefix
+from experiments.harness.rundir import open_finished
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, resumes, rewrite, run
+
+BF16 = ("--dtype", "bf16")
+
+
+@pytest.fixture(scope="module")
+def finished(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("transplant") / "run"
+    done = run(study, "transplant", out, *BF16, tasks=False)
+    assert "both transplants recover the donor" in done.stdout and "Fewer rows than the design wants" in done.stdout
+    return out
+
+
+@pytest.fixture(scope="module")
+def strata(study):
+    rows = ledger(study / "runs/fixed_prefix-bf16-fp32")[:ROWS]
+    return {
+        row["row"]: "exact" if row["comparisons"]["incremental:prefill"]["suffix"]["exact"] else "divergent"
+        for row in rows
+    }
+
+
+def test_every_gate_passes_and_nothing_is_scored(finished):
+    _, rows, summary = open_finished(finished)
+    assert summary["passed"] and len(rows) == ROWS
+    for row in rows:
+        assert tuple(row["arms"]) == six_arms.ARMS
+        assert sorted(row["gates"]) == sorted([*six_arms.GATES, "stratum_reproduced"]) and row["passed"]
+        for arm in row["arms"].values():
+            assert not {"correct", "scored"} & set(arm)
+        assert not any({"answer_equal", "correct_equal"} & set(pair) for pair in row["comparisons"].values())
+    manifest = json.loads((finished / "manifest.json").read_text())
+    assert manifest["tasks_sha256"] is None and "--tasks" not in call("transplant", "--help", cwd=finished).output
+
+
+def test_a_transplant_is_the_donors_cache_under_the_recipients_logits(finished):
+    for row in ledger(finished):
+        arms = row["arms"]
+        for arm, donor, recipient in (
+            ("incremental_cache_into_prefill", "incremental", "prefill"),
+            ("prefill_cache_into_incremental", "prefill", "incremental"),
+        ):
+            assert arms[arm]["cache_sha256"] == arms[donor]["cache_sha256"] != arms[recipient]["cache_sha256"]
+            assert arms[arm]["logits_sha256"] == arms[recipient]["logits_sha256"]
+            assert arms[arm]["boundary_state_sha256"] == arms[recipient]["boundary_state_sha256"]
+        assert len(set(row["raw_argmax"].values())) == 1
+
+
+def test_the_strata_are_those_of_the_source_and_the_endpoints_count_them(finished, strata):
+    manifest, rows, summary = open_finished(finished)
+    divergent = sum(stratum == "divergent" for stratum in strata.values())
+    assert 0 < divergent < ROWS
+    assert [entry["stratum"] for entry in manifest["panel"]["rows"]] == ["divergent"] * divergent + ["exact"] * (
+        ROWS - divergent
+    )
+    assert {row["row"]: row["stratum"] for row in rows} == strata
+    assert summary["panel"]["selected"] == {"divergent": divergent, "exact": ROWS - divergent}
+    assert summary["strata"]["divergent"] == {"rows": divergent, "reproduced": divergent}
+    endpoints = summary["endpoints"]
+    assert endpoints["baseline_divergence"]["count"] == divergent == endpoints["bidirectional_donor_recovery"]["n"]
+    assert endpoints["exact_control_novel_trajectory"]["n"] == ROWS - divergent
+    # recounted from the suffixes themselves
+    recovered = sum(
+        row["arms"]["incremental_cache_into_prefill"]["suffix"] == row["arms"]["incremental"]["suffix"]
+        and row["arms"]["prefill_cache_into_incremental"]["suffix"] == row["arms"]["prefill"]["suffix"]
+        for row in rows
+        if row["stratum"] == "divergent"
+    )
+    assert endpoints["bidirectional_donor_recovery"]["count"] == recovered
+    assert all(sum(counts.values()) == divergent for counts in summary["grid"].values())
+    report = (finished / "report.md").read_text()
+    assert f"{divergent} of 24 divergent rows (the source run has {divergent})" in report
+
+
+def test_the_selection_is_evenly_spaced_within_each_stratum():
+    prefixes = tuple(Prefix(f"r{i:03d}", tuple(range(300 - i)), "") for i in range(200))
+    bank = Bank(prefixes, None, {}, "")
+    strata = {prefix.row: "exact" if i % 5 == 0 else "divergent" for i, prefix in enumerate(prefixes)}
+    chosen = transplant.select(bank, strata)
+    assert len(chosen) == 32
+    for part, name in ((chosen[:24], "divergent"), (chosen[24:], "exact")):
+        members = sorted(len(p) for p in prefixes if strata[p.row] == name)
+        expected = [members[round(i * (len(members) - 1) / (len(part) - 1))] for i in range(len(part))]
+        assert [len(p) for p in part] == expected and {strata[p.row] for p in part} == {name}
+
+
+def test_a_recipient_tensor_that_stays_is_caught(study, tmp_path, monkeypatch):
+    """The negative control of the provenance gate: one V tensor of the recipient is left in place."""
+
+    def partial(recipient, donor):
+        result = take(recipient=recipient, donor=donor)
+        if donor.construction == "incremental":
+            layer = result.cache.layers - 1
+            result.cache.values(layer).copy_(recipient.cache.values(layer))
+        return result
+
+    monkeypatch.setattr(six_arms, "transplant", partial)
+    run(study, "transplant", tmp_path / "run", *BF16, "--limit", 1, tasks=False, expected=3)
+    (row,) = ledger(tmp_path / "run")
+    assert [g for g, passed in row["gates"].items() if not passed] == ["provenance_incremental_cache_into_prefill"]
+
+
+def test_a_transplant_that_takes_the_logits_or_the_storage_too_is_caught(study, tmp_path, monkeypatch):
+    def greedy(recipient, donor):
+        return dataclasses.replace(take(recipient=recipient, donor=donor), logits=donor.logits.clone())
+
+    def aliased(recipient, donor):
+        return dataclasses.replace(take(recipient=recipient, donor=donor), cache=donor.cache)
+
+    provenance = ["provenance_incremental_cache_into_prefill", "provenance_prefill_cache_into_incremental"]
+    for fault, gates in ((greedy, provenance), (aliased, [*provenance, "storage_disjoint"])):
+        monkeypatch.setattr(six_arms, "transplant", fault)
+        out = tmp_path / fault.__name__
+        run(study, "transplant", out, *BF16, "--limit", 1, tasks=False, expected=3)
+        (row,) = ledger(out)
+        assert [gate for gate, passed in row["gates"].items() if not passed] == gates
+
+
+def test_another_raw_argmax_fails_the_row(study, tmp_path, monkeypatch):
+    real = six_arms.build_prefill
+
+    def other(model, state):
+        boundary = real(model, state)
+        # beyond the tokenizer: never eligible, so that only the raw argmax moves
+        boundary.logits[:, -1] = boundary.logits.max() + 8
+        return dataclasses.replace(boundary, rebuild=lambda: other(model, state))
+
+    monkeypatch.setattr(six_arms, "build_prefill", other)
+    run(study, "transplant", tmp_path / "run", *BF16, "--limit", 1, tasks=False, expected=3)
+    (row,) = ledger(tmp_path / "run")
+    assert [gate for gate, passed in row["gates"].items() if not passed] == ["raw_argmax"]
+
+
+def test_a_stratum_that_is_not_reproduced_fails_its_gate(study, tmp_path, strata):
+    source = tmp_path / "source"
+    shutil.copytree(study / "runs/fixed_prefix-bf16-fp32", source)
+    rows = ledger(source)
+    wrong = next(row for row in rows if strata[row["row"]] == "exact")
+    wrong["comparisons"]["incremental:prefill"]["suffix"] = {"exact": False, "first_divergence": 1}
+    rewrite(source, rows)
+    done = run(study, "transplant", tmp_path / "run", *BF16, "--source", source, tasks=False, expected=3)
+    assert "gates FAILED on 1 rows" in done.stdout
+    (failed,) = [row for row in ledger(tmp_path / "run") if not row["passed"]]
+    assert failed["row"] == wrong["row"] and not failed["gates"]["stratum_reproduced"]
+
+
+def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
+    cut = ("experiments.harness.six_arms", "build_incremental", 3)
+    resumes(study, "transplant", tmp_path / "run", finished, cut, *BF16, tasks=False)
+
+
+def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
+    nowhere = one_line(call("transplant", *BF16, *inputs(study, tasks=False), cwd=tmp_path))
+    assert "runs/fixed_prefix-bf16-fp32: expected a run directory, found nothing" in nowhere
+    assert nowhere.endswith("make it with: python -m experiments.fixed_prefix")
+    matrix = one_line(
+        call("transplant", *BF16, *inputs(study, tasks=False), "--source", study / "runs/matrix-bf16", cwd=study)
+    )
+    assert "experiment: expected fixed_prefix, found 'matrix'" in matrix
+
+
+@pytest.mark.slow
+def test_the_demo_end_to_end(tmp_path):
+    from tests.experiments.commands import command
+
+    steps = (("matrix", [*BF16, "--limit", "4"]), ("fixed_prefix", ["--dtype", "bf16"]))
+    for name, more in (*steps, ("transplant", [*BF16, "--source", "runs/fixed_prefix-bf16"])):
+        done = command(f"experiments.{name}", *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/transplant-bf16/summary.json").read_text())
+    recovery = summary["endpoints"]["bidirectional_donor_recovery"]
+    assert summary["passed"] and recovery["count"] == recovery["n"]

@@ -1,0 +1,40 @@
+"""Small tools that tests of several rooms share."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from minimodel.errors import InputError
+from minimodel.numbers import bits
+
+
+@contextmanager
+def refused(*parts: str) -> Iterator[None]:
+    """The block must raise InputError, in one line that holds every one of `parts`."""
+    with pytest.raises(InputError) as caught:
+        yield
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 1000, f"not one line: {message!r}"
+    for part in parts:
+        assert part in message, f"{part!r} is missing in {message!r}"
+
+
+def flip_bit(tensor: Tensor, index: tuple[int, ...]) -> None:
+    """Flips the lowest bit of one element in place: the smallest difference there is."""
+    bits(tensor)[index] ^= 1
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Sets keys of a JSON object in a file; a value of `...` removes the key."""
+    raw = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in raw.items() if value is not ...}))
+
+
+def random_tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)

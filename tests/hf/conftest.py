@@ -1,0 +1,72 @@
+"""Checkpoints, our decoder and transformers' model of each, in both precisions."""
+
+from pathlib import Path
+
+import pytest
+
+from minimodel.decoder import Decoder
+from minimodel.load import load_model
+from minimodel.numerics import DTYPES, NumericContract
+from tests.hf import versions
+from tests.hf.inputs import Request, six_blocks
+from tests.hf.reference import Reference
+from tests.hf.runs import Run, run_ours, run_theirs
+from tests.tiny import write_checkpoint
+
+# wide and long enough for the two SDPA kernels to differ in BF16 too: their sums differ late in FP32, and only a few
+# of them lie where BF16 rounds apart
+WIDE = {"hidden_size": 256}
+CONTRACT = {"caps": {"branch": 64, "merge": 64, "answer": 32}}
+CONTENT = (30, 25, 20, 22, 30, 20)
+CONSTRUCTIONS = ("prefill", "incremental", "chunks")
+
+
+def numeric(dtype: str, kernel: str = "", threads: int = 1) -> NumericContract:
+    """The contract of a comparison with the installed release: its own kernel unless another is named."""
+    return NumericContract(dtype, attention=kernel or versions.matching_kernel(), threads=threads)
+
+
+@pytest.fixture(scope="session", params=["bf16", "fp32"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def directory(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small adapted checkpoint whose every parameter is random in the dtype itself."""
+    path = tmp_path_factory.mktemp(f"adapted-{dtype}") / "checkpoint"
+    return write_checkpoint(path, DTYPES[dtype], config=WIDE, contract=CONTRACT)
+
+
+@pytest.fixture(scope="session")
+def stock(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another without role table and contract."""
+    return write_checkpoint(tmp_path_factory.mktemp(f"stock-{dtype}") / "checkpoint", DTYPES[dtype], seed=7, stock=True)
+
+
+@pytest.fixture(scope="session")
+def asked(directory: Path) -> Request:
+    """Two rows over all six blocks."""
+    return six_blocks(directory, content=CONTENT)
+
+
+@pytest.fixture(scope="session")
+def ours(directory: Path, dtype: str) -> Decoder:
+    return load_model(directory, numeric(dtype))
+
+
+@pytest.fixture(scope="session")
+def theirs(directory: Path, dtype: str) -> Reference:
+    return Reference(directory, DTYPES[dtype])
+
+
+@pytest.fixture(scope="session")
+def our_runs(ours: Decoder, asked: Request) -> dict[str, Run]:
+    ours.numeric.apply()
+    return {name: run_ours(ours, asked, name) for name in CONSTRUCTIONS}
+
+
+@pytest.fixture(scope="session")
+def their_runs(theirs: Reference, asked: Request, dtype: str) -> dict[str, Run]:
+    numeric(dtype).apply()
+    return {name: run_theirs(theirs, asked, name) for name in CONSTRUCTIONS}

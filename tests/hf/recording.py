@@ -1,0 +1,233 @@
+"""The decoding contract run with transformers: live, incremental and prefill boundaries, replicas, and suffixes.
+
+Embedding, decoder, DynamicCache, SDPA and head are transformers'; so are mask rows, positions and the greedy choice
+written out here afresh, in the plainest form, and not shared with the code that they check. Shared are what tokens mean
+(contract, structure) and what a ledger holds (Boundary, Suffix).
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cache.boundary import Boundary
+from cache.isolation import disjoint
+from cache.kv import KVCache
+from decode.contract import Contract
+from decode.greedy import RowFailure, Suffix, require_equal_copies
+from decode.state import State, content_of
+from decode.stepper import FunctionalRecord
+from decode.structure import Structure, advance, forced
+from minimodel.decoder import Observe
+from minimodel.roles import ANSWER, MERGE
+from tests.hf import versions
+from tests.hf.hooks import observing
+from tests.hf.reference import Reference
+
+COPIES = 2
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A boundary, and the DynamicCache behind it: the boundary holds a copy of its bits in the ledger's own form."""
+
+    boundary: Boundary
+    cache: Any
+
+
+@dataclass
+class Feeder:
+    """One request in transformers, one token of every copy a call."""
+
+    reference: Reference
+    cache: Any
+    roles: list[int]
+    record: FunctionalRecord
+
+    @classmethod
+    def empty(cls, reference: Reference) -> "Feeder":
+        return cls(reference, versions.new_cache(), [], FunctionalRecord())
+
+    def feed(self, token: int, role: int) -> Tensor:
+        """hidden [B, 1, E] of the token. Position: its slot. Mask: its role's row of the table, key by key."""
+        slot, device = len(self.roles), self.reference.device
+        self.roles.append(role)
+        table = self.reference.rules.visibility
+        row = torch.tensor([table[role][key] == 1 for key in self.roles], device=device)
+        position = torch.full((COPIES, 1), slot, device=device)
+        mask = row.expand(COPIES, 1, 1, slot + 1)
+        self.record.add(token, role, int(position[0, 0]), mask[0, 0, 0])
+        tokens, roles = (torch.full((COPIES, 1), value, device=device) for value in (token, role))
+        return self.reference.hidden(tokens, roles, position, mask, self.cache)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Tokens chosen or forced, their roles, each choice's margin and value (None where forced), and how it ended."""
+
+    tokens: list[int]
+    roles: list[int]
+    margins: list[float | None]
+    tops: list[float | None]
+    structure: Structure
+    hidden: Tensor
+
+
+def pick(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
+    """The lowest of the eligible ids with the largest logit, its margin over the next best, and its value.
+
+    logits [B, V], the copies, in the model dtype, widened exactly to float64 here. RowFailure as the contract says.
+    """
+    require_equal_copies(logits, "logits")
+    if not bool(torch.isfinite(logits).all()):
+        raise RowFailure("logits: expected finite values, found NaN or infinity")
+    ids = eligible.nonzero().flatten()
+    values = logits[0, ids].to(torch.float64)
+    best = int((values == values.max()).nonzero()[0])
+    rest = torch.cat([values[:best], values[best + 1 :]])
+    return int(ids[best]), float(values[best] - rest.max()), float(values[best])
+
+
+def decode(
+    feeder: Feeder, contract: Contract, structure: Structure, logits: Tensor | None, stop: Callable[[Structure], bool]
+) -> Decoded:
+    """Greedy decoding until `stop`; the token at which it holds is fed too, unless it ends the answer."""
+    out = Decoded([], [], [], [], structure, torch.empty(0))
+    hidden = out.hidden
+    while not stop(structure):
+        token, margin, top = forced(contract, structure), None, None
+        if token is None:
+            assert logits is not None, "a free choice needs logits"
+            token, margin, top = pick(logits, contract.eligible[structure.block].to(logits.device))
+        role, structure = structure.block, advance(contract, structure, token)
+        for kept, value in zip((out.tokens, out.roles, out.margins, out.tops), (token, role, margin, top)):
+            kept.append(value)  # type: ignore[arg-type]
+        if structure.done:
+            break
+        hidden = feeder.feed(token, role)
+        wanted = not stop(structure) and forced(contract, structure) is None
+        logits = feeder.reference.logits(hidden)[:, 0] if wanted else None
+    return Decoded(out.tokens, out.roles, out.margins, out.tops, structure, hidden)
+
+
+@torch.inference_mode()
+def record_live(reference: Reference, prompt: State, observe: Observe | None = None) -> Recorded:
+    """Ordinary generation from the prompt block to the boundary, every token of the prompt a call of its own."""
+    feeder = Feeder.empty(reference)
+    with observing(reference.model.model, observe):
+        for token, role in zip(prompt.tokens, prompt.roles):
+            feeder.feed(token, role)
+        out = decode(feeder, prompt.contract, prompt.structure, None, lambda structure: structure.at_boundary)
+    state = State(prompt.contract, (*prompt.tokens, *out.tokens), (*prompt.roles, *out.roles), out.structure)
+    return _finish("live", state, feeder, out.hidden, observe, tuple(out.margins))
+
+
+@torch.inference_mode()
+def record_incremental(reference: Reference, state: State, observe: Observe | None = None) -> Recorded:
+    """The same tokens, given one at a time."""
+    feeder, hidden = Feeder.empty(reference), torch.empty(0)
+    with observing(reference.model.model, observe):
+        for token, role in zip(state.tokens, state.roles):
+            hidden = feeder.feed(token, role)
+    return _finish("incremental", state, feeder, hidden, observe)
+
+
+@torch.inference_mode()
+def record_prefill(reference: Reference, state: State, observe: Observe | None = None) -> Recorded:
+    """The same tokens in one call."""
+    device, length = reference.device, len(state)
+    tokens, roles = (torch.tensor(x, device=device).expand(COPIES, length) for x in (state.tokens, state.roles))
+    positions = torch.arange(length, device=device).expand(COPIES, length)
+    table = torch.tensor(reference.rules.visibility, dtype=torch.bool, device=device)
+    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril() & table[roles[0]][:, roles[0]]
+    feeder = Feeder.empty(reference)
+    feeder.roles.extend(state.roles)
+    for slot in range(length):
+        assert not bool(mask[slot, slot + 1 :].any()), "a query may attend to a later key"
+        feeder.record.add(int(tokens[0, slot]), int(roles[0, slot]), int(positions[0, slot]), mask[slot, : slot + 1])
+    with observing(reference.model.model, observe):
+        hidden = reference.hidden(tokens, roles, positions, mask.expand(COPIES, 1, length, length), feeder.cache)
+    return _finish("prefill", state, feeder, hidden, observe)
+
+
+def replica(recorded: Recorded) -> Recorded:
+    """A deep copy of a live or incremental DynamicCache. (A prefill's replica is a second call.)"""
+    return _recorded(
+        recorded.boundary.construction,
+        recorded.boundary.state,
+        copy.deepcopy(recorded.cache),
+        recorded.boundary.logits.clone(),
+        recorded.boundary.record.copy(),
+        recorded.boundary.margins,
+    )
+
+
+@torch.inference_mode()
+def record_suffix(reference: Reference, recorded: Recorded) -> Suffix:
+    """Continues a deep copy of the cache to the end of the answer. RowFailure when the recorded cache was written."""
+    boundary = recorded.boundary
+    contract = boundary.state.contract
+    feeder = Feeder(reference, copy.deepcopy(recorded.cache), list(boundary.state.roles), boundary.record.copy())
+    out = decode(feeder, contract, boundary.state.structure, boundary.logits, lambda structure: structure.done)
+    snapshot(feeder.cache).require_equal_copies()
+    if not snapshot(recorded.cache).equals(boundary.cache):
+        raise RowFailure("DynamicCache: expected the boundary's bits after a continuation, found others")
+    return Suffix(
+        tokens=tuple(out.tokens),
+        margins=tuple(out.margins),
+        tops=tuple(out.tops),
+        merge=content_of(contract, out.tokens, MERGE, first_open=True),
+        answer=content_of(contract, out.tokens, ANSWER, first_open=False),
+        functional_sha256=feeder.record.sha256(),
+    )
+
+
+def snapshot(cache: Any) -> KVCache:
+    """The bits of a DynamicCache in our storage, compact: what a ledger digests and compares."""
+    pairs = versions.keys_and_values(cache)
+    batch, heads, length, head_dim = pairs[0][0].shape
+    held = KVCache(len(pairs), batch, heads, length, head_dim, pairs[0][0].dtype, [key.device for key, _ in pairs])
+    for layer, (keys, values) in enumerate(pairs):
+        held.append(layer, keys, values)
+    return held
+
+
+def require_disjoint(recorded: list[Recorded]) -> None:
+    """RowFailure when two arms' DynamicCaches share a byte: the snapshots' own isolation says nothing about them."""
+    tensors = [[tensor for pair in versions.keys_and_values(one.cache) for tensor in pair] for one in recorded]
+    if not disjoint(*tensors):
+        raise RowFailure("DynamicCache: expected storage of its own for every arm, found shared bytes")
+
+
+def _finish(
+    name: str,
+    state: State,
+    feeder: Feeder,
+    hidden: Tensor,
+    observe: Observe | None,
+    margins: tuple[float | None, ...] = (),
+) -> Recorded:
+    logits = feeder.reference.logits(hidden[:, -1:])
+    if observe is not None:
+        observe("logits", logits)
+    return _recorded(name, state, feeder.cache, logits[:, 0].clone(), feeder.record, margins)
+
+
+def _recorded(
+    name: str,
+    state: State,
+    cache: Any,
+    logits: Tensor,
+    record: FunctionalRecord,
+    margins: tuple[float | None, ...],
+) -> Recorded:
+    """Fails closed, as our own constructions do: equal copies, nothing NaN or infinite."""
+    held = snapshot(cache)
+    assert len(held) == record.length == len(state), "cache, record and state differ in length"
+    held.require_equal_copies()
+    require_equal_copies(logits, "boundary logits")
+    held.require_finite()
+    return Recorded(Boundary(name, state, held, logits, record, margins), cache)

@@ -1,0 +1,78 @@
+"""Small files: names that stay inside, strict JSON, and one line for everything else."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from minimodel.files import inside, parse_json, read_bytes, read_json_object
+from tests.helpers import refused
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "a\0b", "n" * 256, "\ud800.safetensors", 7, None]
+)
+def test_names_that_are_no_plain_file_names_are_refused(tmp_path: Path, name: object) -> None:
+    with refused("plain file name"):
+        inside(tmp_path, name)  # type: ignore[arg-type]
+
+
+def test_a_name_is_taken_and_a_link_may_lead_to_a_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    assert inside(tmp_path, "real") == tmp_path / "real"
+    assert read_bytes(inside(tmp_path, "link")) == b"x"
+
+
+def test_links_that_lead_outside_or_in_a_circle_are_refused(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "secret").write_text("x")
+    (home / "out").symlink_to("../secret")
+    (home / "circle").symlink_to("circle")
+    with refused("out", "link", "secret"):
+        inside(home, "out")
+    with refused("circle"):
+        read_bytes(inside(home, "circle"))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (b"", "JSON"),
+        (b"{", "JSON"),
+        (b'{"a": 1, "a": 2}', "'a' appears twice"),
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": -Infinity}', "Infinity"),
+        (b'{"a": "\xff"}', "JSON"),
+        (b"[" * 200_000, "JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "JSON"),
+    ],
+)
+def test_what_is_not_strict_json_is_refused_with_its_place(text: bytes, part: str) -> None:
+    with refused("here.json", part):
+        parse_json(text, "here.json")
+
+
+def test_a_json_file_must_be_a_file_of_bounded_size_that_holds_an_object(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with refused("x.json", "nothing"):
+        read_json_object(path)
+    path.write_text("[1]")
+    with refused("x.json", "object", "list"):
+        read_json_object(path)
+    path.write_text('{"a": 1}')
+    assert read_json_object(path) == {"a": 1}
+    with refused("x.json", "at most 4 bytes", "8"):
+        read_json_object(path, limit=4)
+    with refused(str(tmp_path), "a directory"):
+        read_bytes(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    path.chmod(0)
+    with refused("x.json", "cannot be read"):
+        read_json_object(path)

@@ -1,0 +1,165 @@
+"""Loading: whole files or shards, any float dtype into any other, nothing partial, and no more memory than promised."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minimodel import Decoder, load_model
+from minimodel.load import all_finite
+from minimodel.numbers import bits, same_bits
+from tests.conftest import numeric
+from tests.helpers import edit_json, random_tensor, refused
+from tests.tiny import split_into_shards, write_checkpoint
+
+IDS = torch.tensor([[5, 9, 200, 31, 31, 7]])
+ROLES = torch.tensor([[0, 0, 1, 4, 5, 5]])
+POSITIONS = torch.arange(6)[None]
+
+
+def logits(model: Decoder, stock: bool = False) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.logits(model(IDS, None if stock else ROLES, POSITIONS, None))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_shards_give_the_bits_of_the_single_file(tmp_path: Path, dtype: str, shards: int) -> None:
+    directory = write_checkpoint(tmp_path / "tiny")
+    single = logits(load_model(directory, numeric(dtype)))
+    split_into_shards(directory, shards)
+    assert same_bits(logits(load_model(directory, numeric(dtype))), single)
+    other = write_checkpoint(tmp_path / "other", seed=1)
+    assert not same_bits(logits(load_model(other, numeric(dtype))), single)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_a_bf16_file_in_a_wider_model_keeps_every_value(tiny_directory: Path, dtype: str) -> None:
+    model = load_model(tiny_directory, numeric(dtype))
+    saved = load_file(tiny_directory / "model.safetensors")
+    table = load_file(tiny_directory / "role_embedding.safetensors")["weight"]
+    assert model.role_embedding is not None
+    assert same_bits(model.embed_tokens, saved["model.embed_tokens.weight"].to(model.numeric.torch_dtype))
+    assert same_bits(model.role_embedding, table.to(model.numeric.torch_dtype))
+    assert logits(model).dtype == model.numeric.torch_dtype
+
+
+def test_a_wider_file_in_a_bf16_model_is_rounded_as_if_it_had_been_saved_so(tmp_path: Path) -> None:
+    wide, narrow = (write_checkpoint(tmp_path / str(dtype), dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert same_bits(logits(load_model(wide, numeric("bf16"))), logits(load_model(narrow, numeric("bf16"))))
+    assert not same_bits(logits(load_model(wide, numeric("fp32"))), logits(load_model(narrow, numeric("fp32"))))
+
+
+def test_tied_and_untied_heads(tmp_path: Path) -> None:
+    """vllm-project/vllm 51665 (case 10): the head in the file is used, whatever the flag says."""
+    tied = write_checkpoint(tmp_path / "tied", config={"tie_word_embeddings": True}, stock=True)
+    own = logits(load_model(tied, numeric("fp32")), stock=True)
+    tensors = load_file(tied / "model.safetensors")
+    embedding, head = tensors["model.embed_tokens.weight"], random_tensor(288, 128, dtype=torch.bfloat16)
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, tied / "model.safetensors")
+    assert same_bits(logits(load_model(tied, numeric("fp32")), stock=True), own)
+    save_file({**tensors, "lm_head.weight": head}, tied / "model.safetensors")
+    with_head = logits(load_model(tied, numeric("fp32")), stock=True)
+    assert not same_bits(with_head, own)
+    edit_json(tied / "config.json", tie_word_embeddings=False)
+    assert same_bits(logits(load_model(tied, numeric("fp32")), stock=True), with_head)
+
+
+def test_the_window_number_alone_does_not_move_a_bit(tmp_path: Path) -> None:
+    """huggingface/transformers 38002 (case 9)."""
+    directory = write_checkpoint(tmp_path / "tiny")
+    without = logits(load_model(directory, numeric("bf16")))
+    edit_json(directory / "config.json", sliding_window=4)
+    assert same_bits(logits(load_model(directory, numeric("bf16"))), without)
+    edit_json(directory / "config.json", rope_theta=10000.0)
+    assert not same_bits(logits(load_model(directory, numeric("bf16"))), without)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("file", ["model.safetensors", "role_embedding.safetensors"])
+def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path: Path, file: str, value: float) -> None:
+    directory = write_checkpoint(tmp_path / "tiny")
+    tensors = load_file(directory / file)
+    name = "weight" if "role" in file else "model.layers.2.mlp.up_proj.weight"
+    tensors[name].view(-1)[77] = value
+    save_file(tensors, directory / file)
+    with refused(file, f"tensor {name}", "finite"):
+        load_model(directory, numeric("bf16"))
+
+
+def test_a_value_beyond_fp16_is_refused_not_turned_into_infinity(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "tiny")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.norm.weight"][3] = 1e6
+    save_file(tensors, directory / "model.safetensors")
+    load_model(directory, numeric("bf16"))
+    with refused("tensor model.norm.weight", "finite"):
+        load_model(directory, numeric("fp16"))
+
+
+def test_an_fp8_tensor_is_refused_by_dtype(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "tiny")
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, directory / "model.safetensors")
+    with refused("model.safetensors", name, "F8_E4M3"):
+        load_model(directory, numeric("bf16"))
+
+
+def test_a_damaged_weights_file_gives_no_model(tmp_path: Path) -> None:
+    """comfyanonymous/ComfyUI 6744 (case 12)."""
+    directory = write_checkpoint(tmp_path / "tiny")
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    with refused(str(path), "incomplete or damaged"):
+        load_model(directory, numeric("bf16"))
+
+
+def test_finiteness_of_any_dtype_and_of_nothing() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        good = random_tensor(100, dtype=dtype)
+        assert all_finite(good) and all_finite(good[:0])
+        for value in (float("nan"), float("inf"), float("-inf")):
+            bad = good.clone()
+            bad[63] = value
+            assert not all_finite(bad)
+    subnormal = torch.zeros(4, dtype=torch.bfloat16)
+    bits(subnormal)[2] = 1
+    assert all_finite(subnormal)
+
+
+# VmHWM and not ru_maxrss, which a process inherits from the one that started it
+LOAD = r"""
+import re, sys, torch
+from minimodel import NumericContract, load_model
+if sys.argv[2] == "load_model":
+    model = load_model(sys.argv[1], NumericContract(dtype=sys.argv[3], threads=1))
+else:
+    from safetensors.torch import load_file
+    weights = {k: v.to(torch.float32) + 0 for k, v in load_file(sys.argv[1] + "/model.safetensors").items()}
+print(int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_of_loading(tmp_path: Path) -> None:
+    """At most 1.1 times the weights plus 300 MB, in a process of its own; a plain load_file and `.to` takes more."""
+    size = {"vocab_size": 50_000, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4}
+    directory = write_checkpoint(tmp_path / "large", config=size)
+    stored = (directory / "model.safetensors").stat().st_size
+    assert stored > 200e6
+
+    def peak(*arguments: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", LOAD, str(directory), *arguments], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    assert peak("load_model", "bf16") <= 1.1 * stored + 300e6
+    assert peak("load_model", "fp32") <= 1.1 * 2 * stored + 300e6
+    assert peak("load_file") > 1.1 * 2 * stored + 300e6, "the measurement must see a second copy"

@@ -1,0 +1,153 @@
+"""One safetensors file: damaged bytes are refused in one line with the file's name, dtypes are converted or refused."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from minimodel import safetensors_file
+from minimodel.numbers import same_bits
+from minimodel.safetensors_file import read_into, table_of_contents
+from tests.helpers import random_tensor, refused
+
+TENSORS = {"a": random_tensor(3, 4), "b": random_tensor(5, dtype=torch.bfloat16, seed=1)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save_file(TENSORS, tmp_path / "weights.safetensors", metadata={"format": "pt"})
+    return tmp_path / "weights.safetensors"
+
+
+def raw_file(header: dict | bytes, data: bytes, length: int | None = None) -> bytes:
+    head = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(head) if length is None else length) + head + data
+
+
+def entry(start: int, stop: int, shape: tuple[int, ...] = (2,), dtype: str = "F32") -> dict:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+
+
+def test_table_of_contents_and_reading(path: Path) -> None:
+    table = table_of_contents(path)
+    assert {name: (item.dtype, item.shape) for name, item in table.items()} == {
+        "a": ("F32", (3, 4)),
+        "b": ("BF16", (5,)),
+    }
+    for name, expected in TENSORS.items():
+        target = torch.empty_like(expected)
+        read_into(table[name], target)
+        assert same_bits(target, expected)
+    assert not same_bits(TENSORS["a"].view(-1)[:5].to(torch.bfloat16), TENSORS["b"])
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "last 4 bytes cut": lambda b: b[:-4],
+    "16 bytes appended": lambda b: b + bytes(16),
+    "empty": lambda b: b"",
+    "header length 2^60": lambda b: struct.pack("<Q", 1 << 60) + b[8:],
+    "header length beyond the file": lambda b: struct.pack("<Q", len(b)) + b[8:],
+    "header cut": lambda b: b[:20],
+    "only half a length": lambda b: b[:4],
+    "not JSON": lambda b: raw_file(b"{]", b""),
+    "not UTF-8": lambda b: raw_file(b'{"\xff": 1}', b""),
+    "a JSON list": lambda b: raw_file(b"[]", b""),
+    "a deep header": lambda b: raw_file(b'{"a":' * 5000, b""),
+    "overlapping ranges": lambda b: raw_file({"a": entry(0, 8), "b": entry(4, 12)}, bytes(12)),
+    "the same range twice": lambda b: raw_file({"a": entry(0, 8), "b": entry(0, 8)}, bytes(8)),
+    "a hole between ranges": lambda b: raw_file({"a": entry(0, 8), "b": entry(12, 20)}, bytes(20)),
+    "range and shape disagree": lambda b: raw_file({"a": entry(0, 8, (3,))}, bytes(8)),
+    "a negative offset": lambda b: raw_file({"a": entry(-8, 0)}, bytes(8)),
+    "a huge shape": lambda b: raw_file({"a": entry(0, 8, (1 << 62, 8))}, bytes(8)),
+    "an unknown dtype": lambda b: raw_file({"a": entry(0, 8, dtype="F31")}, bytes(8)),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_files_are_refused_with_their_name(path: Path, kind: str) -> None:
+    """comfyanonymous/ComfyUI 6744 (case 12)."""
+    path.write_bytes(DAMAGE[kind](path.read_bytes()))
+    with refused(str(path), "incomplete or damaged"):
+        table_of_contents(path)
+
+
+def test_an_undamaged_hand_made_file_is_read(path: Path) -> None:
+    """The control of the list above: the same maker, nothing wrong."""
+    path.write_bytes(raw_file({"a": entry(0, 8), "b": entry(8, 16)}, struct.pack("<4f", 1, 2, 3, 4)))
+    target = torch.empty(2)
+    read_into(table_of_contents(path)["b"], target)
+    assert target.tolist() == [3.0, 4.0]
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with refused("none.safetensors", "found nothing"):
+        table_of_contents(tmp_path / "none.safetensors")
+
+
+@given(cut=st.integers(0, 300), junk=st.binary(max_size=20))
+def test_no_cut_and_no_junk_passes_for_a_whole_file(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "x.safetensors"
+    save_file(TENSORS, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: min(cut, len(whole))] + junk)
+    if path.read_bytes() != whole:
+        with refused(str(path), "incomplete or damaged"):
+            table_of_contents(path)
+
+
+def test_a_file_cut_after_it_was_opened_is_refused(path: Path) -> None:
+    item = table_of_contents(path)["a"]
+    path.write_bytes(path.read_bytes()[: item.stop - 4])
+    with refused(str(path), "tensor a ends early"):
+        read_into(item, torch.empty(3, 4))
+    with refused(str(path), "tensor a ends early"):
+        read_into(item, torch.empty(3, 4, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("target", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_another_dtype_is_converted_as_tensor_to_does(tmp_path: Path, source: torch.dtype, target: torch.dtype) -> None:
+    saved = random_tensor(1000, dtype=source)
+    save_file({"x": saved}, tmp_path / "x.safetensors")
+    read = torch.empty(1000, dtype=target)
+    read_into(table_of_contents(tmp_path / "x.safetensors")["x"], read)
+    assert same_bits(read, saved.to(target))
+
+
+def test_fp32_to_bf16_is_one_rounding_to_nearest_even(tmp_path: Path) -> None:
+    values = random_tensor(4096)
+    save_file({"x": values}, tmp_path / "x.safetensors")
+    read = torch.empty(4096, dtype=torch.bfloat16)
+    read_into(table_of_contents(tmp_path / "x.safetensors")["x"], read)
+    raw = values.numpy().view(np.uint32).astype(np.uint64)
+    rounded = ((raw + 0x7FFF + ((raw >> 16) & 1)) >> 16).astype(np.uint16)
+    assert np.array_equal(read.view(torch.int16).numpy().view(np.uint16), rounded)
+    assert not np.array_equal(rounded, (raw >> 16).astype(np.uint16)), "truncation would be another value"
+
+
+def test_a_tensor_larger_than_the_staging_buffer_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors_file, "STAGE_BYTES", 4096)
+    saved = random_tensor(5 * 2048 + 123, dtype=torch.bfloat16)
+    save_file({"x": saved}, tmp_path / "x.safetensors")
+    read = torch.empty(saved.shape)
+    read_into(table_of_contents(tmp_path / "x.safetensors")["x"], read)
+    assert same_bits(read, saved.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.int64, torch.bool])
+def test_tensors_that_are_no_plain_floats_are_refused_by_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    save_file({"x": torch.zeros(4).to(dtype)}, tmp_path / "x.safetensors")
+    item = table_of_contents(tmp_path / "x.safetensors")["x"]
+    with refused("x.safetensors", "tensor x", "BF16, F16, F32 or F64", item.dtype):
+        read_into(item, torch.empty(4))
