@@ -144,4 +144,6 @@ def _ordinary(codec: TextCodec, delimiters: list[int], ineligible: Any, vocab_si
     ordinary[torch.tensor(defined, dtype=torch.int64)] = True
     banned = [*delimiters, *(codec.special_ids() if ineligible is None else ineligible)]
     ordinary[torch.tensor([i for i in banned if i < vocab_size], dtype=torch.int64)] = False
+    if not ordinary.any():
+        raise InputError(f"{where}: expected at least one ordinary token, found none that is eligible")
     return ordinary

@@ -8,7 +8,7 @@ from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
 from minimodel.files import inside, read_json_object
 from minimodel.roles import NUM_ROLES, RoleRules
-from minimodel.safetensors_file import TensorEntry, table_of_contents
+from minimodel.safetensors_file import TensorEntry, require_float, table_of_contents
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ROLE_TABLE, ROLE_PICKLE, CONTRACT, TOKENIZER = (
@@ -61,6 +61,8 @@ def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
     if config.tie_word_embeddings and "lm_head.weight" in tensors:
         warnings.append("tie_word_embeddings is true but the file holds lm_head.weight: the file's head is used")
     contract = None if stock else _role_files(directory, config, tensors)
+    for entry in tensors.values():
+        require_float(entry)
     return Checkpoint(directory, config, tensors, contract, tuple(warnings))
 
 

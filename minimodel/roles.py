@@ -33,6 +33,11 @@ class RoleRules:
     role_offset: int = ROLE_OFFSET
     visibility: tuple[tuple[int, ...], ...] = VISIBILITY
 
+    def __post_init__(self) -> None:
+        for role, row in enumerate(self.visibility):
+            if row[role] != 1:  # such a token could attend to nothing at the start of its block
+                raise refuse(f"visibility row {role} ({ROLE_NAMES[role]})", "a 1 on the diagonal", list(row))
+
     @classmethod
     def from_contract(cls, raw: dict[str, Any], where: str = "contract.json") -> "RoleRules":
         """Reads `role_offset` and `visibility` of a contract object; absent keys take the paper's values."""

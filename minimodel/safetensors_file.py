@@ -61,14 +61,19 @@ def table_of_contents(path: Path) -> dict[str, TensorEntry]:
     }
 
 
+def require_float(entry: TensorEntry) -> None:
+    """InputError for a dtype that is not a plain float: FP8 and integers need a scheme that is not implemented."""
+    if entry.dtype not in FILE_DTYPES:
+        raise InputError(f"{entry.path}: tensor {entry.name}: expected BF16, F16, F32 or F64, found {entry.dtype}")
+
+
 def read_into(entry: TensorEntry, target: Tensor) -> None:
     """Fills `target` (contiguous, the entry's shape) from the file; a differing dtype is converted as `Tensor.to` does.
 
     That is one rounding, save F64 to BF16 or F16, which torch rounds to FP32 first (and so does transformers).
     InputError for a dtype that is not a plain float (FP8, integers) and for a file that ends early.
     """
-    if entry.dtype not in FILE_DTYPES:
-        raise InputError(f"{entry.path}: tensor {entry.name}: expected BF16, F16, F32 or F64, found {entry.dtype}")
+    require_float(entry)
     assert tuple(target.shape) == entry.shape and target.is_contiguous(), f"{entry.name}: wrong place"
     flat, dtype = target.view(-1), FILE_DTYPES[entry.dtype]
     try:

@@ -98,6 +98,7 @@ def _figure_row(row: list[str]) -> list[str]:
 
 def _table(table: Table) -> str:
     caption = _text(table.caption)
+    wide = ' class="wide"' if len(table.header) > 4 else ""
     header = "".join(f'<th scope="col">{_cell(cell)}</th>' for cell in table.header)
     rows = "\n".join(
         "<tr>"
@@ -108,7 +109,7 @@ def _table(table: Table) -> str:
     )
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}">\n'
-        f"<table>\n<caption>{caption}</caption>\n"
+        f"<table{wide}>\n<caption>{caption}</caption>\n"
         f"<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
     )
 

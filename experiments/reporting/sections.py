@@ -48,13 +48,24 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
     "carrier": ("Carriers", "Partial transplants: which part of the cache carries the trajectory."),
 }
 HEAD = {"experiment", "dtype", "rows", "passed", "failed_rows", "gates"}
-PAIR = set(
-    "comparison compared_rows suffix_disagreement merge_disagreement answer_disagreement correctness_disagreement "
-    "accuracy first_divergence cache logits argmax_equal_rows".split()
-)
+PAIR = {
+    "comparison",
+    "compared_rows",
+    "suffix_disagreement",
+    "merge_disagreement",
+    "answer_disagreement",
+    "correctness_disagreement",
+    "accuracy",
+    "first_divergence",
+    "cache",
+    "logits",
+    "argmax_equal_rows",
+}
 BEYOND = {"causes": causes_blocks, "carrier": carrier_blocks}  # their own tables and drawings
-# keys that have a table or a line of their own
-TOLD = set("precisions cross_precision interpretation cells verdicts chunks oracle margins sites smallest".split())
+TOLD = {  # keys with a table or a line of their own
+    *("precisions", "cross_precision", "interpretation"),
+    *("cells", "verdicts", "chunks", "oracle", "margins", "sites", "smallest"),
+}
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:

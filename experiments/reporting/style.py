@@ -48,6 +48,8 @@ th, td {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; b
 thead th {{ border-bottom: 2px solid var(--muted); }}
 tbody th {{ font-weight: 400; color: var(--muted); min-width: 9rem; }}
 td {{ min-width: 5rem; max-width: 34rem; }}
+.wide {{ width: max-content; }}
+.wide td {{ max-width: 17rem; }}
 .figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr));
   gap: 1.5rem 2.5rem; }}
 figure {{ margin: .5rem 0; min-width: 0; }}

@@ -25,6 +25,8 @@ def describe(value: Any) -> str | None:
     if {"median", "min", "max"} <= keys <= {"n", "median", "min", "max"}:
         text = f"median {number(value['median'])}, range {number(value['min'])} to {number(value['max'])}"
         return f"{text} ({value['n']} rows)" if "n" in value else text
+    if keys == {"min", "max"}:
+        return f"{scalar(value['min'])} to {scalar(value['max'])}"
     return None
 
 

@@ -213,7 +213,7 @@ def test_copies_that_the_decoder_drives_apart_fail_the_row(bf16: Decoder, three:
 
     bf16.embed = uneven  # type: ignore[method-assign]
     try:
-        with pytest.raises(RowFailure, match="cache layer 0 .*copies differ"):
+        with pytest.raises(RowFailure, match=r"cache layer 0 .*copies differ"):
             build(bf16, three.live.state)  # type: ignore[operator]
     finally:
         del bf16.embed

@@ -13,9 +13,9 @@ from experiments.harness.canonical import seal
 from tests.experiments.commands import write_tasks
 from tests.tiny import write_checkpoint
 
-# random weights of this seed, with these caps, make both kinds of rows: divergent and exact
-SEED, ROWS = 3, 6
-CAPS = {"branch": 12, "merge": 48, "answer": 6}
+# on the machine where this was written, random weights of this seed make divergent and exact rows; no test needs it
+SEED, ROWS = 9, 4
+CAPS = {"branch": 4, "merge": 28, "answer": 4}
 CONFIG = {"num_hidden_layers": 2}
 
 

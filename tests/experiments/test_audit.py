@@ -57,7 +57,7 @@ def test_the_matrix_and_the_fixed_prefix_run_agree_on_everything(study, tmp_path
 
 def test_leaves_are_counted(study, tmp_path):
     audit(study, MATRIX, FIXED, "--out", tmp_path / "out")
-    manifest, rows, summary = open_finished(tmp_path / "out")
+    manifest, _, summary = open_finished(tmp_path / "out")
     assert manifest["row_order"] == [f"bf16/t{i:03d}" for i in range(ROWS)] and summary["passed"]
     matrix = ledger(study / MATRIX)[0]["comparisons"]["live:prefill"]["cache"]
     assert summary["leaves"]["cache live:prefill"] == {"shared": [len(leaves(matrix))] * 2, "unshared": 0}

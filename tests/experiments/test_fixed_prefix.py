@@ -59,7 +59,6 @@ def test_the_summary_counts_each_precision_and_the_crossing(finished):
         )
         for dtype in ("bf16", "fp32")
     }
-    assert 0 < differ["bf16"] < ROWS, "the tiny study should hold both kinds of rows"
     for dtype, count in differ.items():
         block = summary["precisions"][dtype]
         assert block["rows"] == ROWS and block["suffix_disagreement"]["count"] == count

@@ -1,0 +1,212 @@
+"""Our finished runs in the columns of the paper's released ledgers, so that its analyser, and ours, can read them.
+
+Columns and file names: the release "stage-replay-artifacts" v1.0.0. What ours has no word for takes the release's
+meaning: `source_row_sha256` is the digest of our ledger's row, `trace_equal` that the whole suffixes are equal,
+`all_48_...` that every layer is, `checkpoint_alias` C0 for the transplants and C1 for the replication.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.ledger import write_whole
+from experiments.harness.rundir import open_finished
+from experiments.harness.six_arms import INTO_INCREMENTAL, INTO_PREFILL, donor_rows
+from minimodel.errors import InputError, refuse
+
+Row = dict[str, Any]
+Line = dict[str, object]
+
+
+def matrix_line(row: Row, dtype: str, left: str) -> Line:
+    """A row of matched_live_prefill.csv (left "live") or fixed_prefix_2x2.csv (left "incremental")."""
+    pair, arms = row["comparisons"][f"{left}:prefill"], row["arms"]
+    replicas: Line = {}
+    for arm in (left, "prefill"):
+        one = row["comparisons"][f"{arm}:{arm}_replica"]
+        replicas |= {f"{arm}_replica_{part}_exact": one[part]["exact"] for part in ("cache", "logits", "suffix")}
+    cache, logits = pair["cache"], pair["logits"]
+    norms = {f"cache_{name}_l2_norm": cache[f"{name}_l2"] for name in ("delta", "left", "right")}
+    return {
+        **_head(row),
+        "precision": dtype,
+        **_prefix(row),
+        **replicas,
+        "functional_state_equal": row["gates"]["functional_state"],
+        "all_storage_disjoint": row["gates"]["storage_disjoint"],
+        f"{left}_prefill_cache_exact": cache["exact"],
+        "cache_max_abs_diff": cache["max_abs"],
+        "cache_mean_abs_diff": cache["mean_abs"],
+        **({**norms, "cache_relative_l2_diff": cache["relative_l2"]} if left == "incremental" else {}),
+        f"{left}_prefill_logits_exact": logits["exact"],
+        "logit_max_abs_diff": logits["max_abs"],
+        "logit_mean_abs_diff": logits["mean_abs"],
+        "boundary_argmax_equal": pair["argmax_equal"],
+        **{
+            f"{arm}_suffix_sha256": arms[arm]["suffix_sha256"]
+            for arm in (left, f"{left}_replica", "prefill", "prefill_replica")
+        },
+        "suffix_equal": pair["suffix"]["exact"],
+        "first_suffix_divergence_index": pair["suffix"]["first_divergence"],
+        "trace_equal": pair["suffix"]["exact"],
+        "merge_equal": pair["merge_equal"],
+        "answer_equal": pair["answer_equal"],
+        f"{left}_correct": arms[left]["correct"],
+        "prefill_correct": arms["prefill"]["correct"],
+        "integrity_pass": row["passed"],
+    }
+
+
+def bridge_line(row: Row) -> Line:
+    """A row of live_teacher_bridge.csv; the release calls the incremental construction "teacher"."""
+    pair, arms, saved = row["comparisons"]["live:incremental"], row["arms"], row["saved_prefix"]
+    clones: Line = {}
+    for arm, name in (("live", "live"), ("incremental", "teacher")):
+        one = row["comparisons"][f"{arm}:{arm}_replica"]
+        clones |= {f"{name}_clone_{part}_exact": one[part]["exact"] for part in ("cache", "logits")}
+    return {
+        **_head(row),
+        "selection_index": row["index"],
+        "new_prefix_token_count": row["prefix"]["length"],
+        "new_prefix_sha256": row["prefix"]["sha256"],
+        "historical_prefix_token_count": saved["length"],
+        "historical_prefix_sha256": saved["sha256"],
+        "live_matches_historical_prefix": saved["agrees"],
+        "boundary_cache_sequence_len": row["boundary_length"],
+        # the token that ends the answer is never fed
+        "post_decode_cache_sequence_len": row["boundary_length"] + len(arms["live"]["suffix"]) - 1,
+        **clones,
+        "functional_state_equal": row["gates"]["functional_state"],
+        "all_storage_disjoint": row["gates"]["storage_disjoint"],
+        "live_teacher_cache_exact": pair["cache"]["exact"],
+        "live_teacher_logits_exact": pair["logits"]["exact"],
+        "boundary_argmax_equal": pair["argmax_equal"],
+        "live_suffix_sha256": arms["live"]["suffix_sha256"],
+        "teacher_suffix_sha256": arms["incremental"]["suffix_sha256"],
+        "live_teacher_suffix_exact": pair["suffix"]["exact"],
+        "all_48_layers_exact": all(one[t]["exact"] for one in pair["cache"]["layers"] for t in ("key", "value")),
+        "integrity_pass": row["passed"],
+    }
+
+
+def transplant_line(row: Row, alias: str, basis: str) -> Line:
+    """A row of kv_transplant_primary.csv or kv_transplant_later.csv."""
+    donor, gates = donor_rows([row])[0], row["gates"]
+    arms = {"incremental_native": "incremental", "prefill_native": "prefill"}
+    arms |= {name: name for name in (INTO_PREFILL, INTO_INCREMENTAL)}
+    return {
+        **_head(row),
+        "checkpoint_alias": alias,
+        "selection_index": row["index"],
+        "selection_basis": basis,
+        "historical_stratum": {"exact": "nondivergent_control"}.get(row.get("stratum"), row.get("stratum", "not_used")),
+        "historical_stratum_reproduced": gates.get("stratum_reproduced", True),
+        **_prefix(row),
+        "incremental_replica_exact": gates["replica_incremental"],
+        "prefill_replica_exact": gates["replica_prefill"],
+        "functional_state_equal": gates["functional_state"],
+        "boundary_argmax_equal": gates["raw_argmax"],
+        "all_storage_disjoint": gates["storage_disjoint"],
+        "all_48_layer_pairs_transplanted": all(
+            gates[f"provenance_{name}"] for name in (INTO_PREFILL, INTO_INCREMENTAL)
+        ),
+        **{f"{name}_suffix_sha256": row["arms"][arm]["suffix_sha256"] for name, arm in arms.items()},
+        "baseline_divergent": donor.divergent,
+        f"{INTO_PREFILL}_recovers_donor": donor.prefill_recipient_follows_donor,
+        f"{INTO_INCREMENTAL}_recovers_donor": donor.incremental_recipient_follows_donor,
+        "bidirectional_donor_recovery": donor.recovers_both,
+        "exact_control_novel_trajectory": not donor.divergent and donor.novel,
+        "integrity_pass": row["passed"],
+    }
+
+
+def control_line(row: Row) -> Line:
+    """A row of stock_qwen_control.csv."""
+    replica, pair = (row["comparisons"][name] for name in ("pair:pair_replica", "singleton:pair"))
+    parts = ("tokens", "logprobs")
+    return {
+        **_head(row),
+        "selection_index": row["index"],
+        "input_token_count": row["input"]["length"],
+        **{f"pair_replica_{part}_exact": replica[part]["exact"] for part in parts},
+        **{f"singleton_pair_{part}_exact": pair[part]["exact"] for part in parts},
+        "first_token_divergence_index": pair["tokens"]["first_divergence"],
+        "first_logprob_divergence_index": pair["logprobs"]["first_divergence"],
+        "singleton_output_token_count": len(row["arms"]["singleton"]["tokens"]),
+        "paired_output_token_count": len(row["arms"]["pair"]["tokens"]),
+        "max_abs_aligned_selected_token_logprob_difference": pair["logprobs"]["max_abs_aligned"],
+    }
+
+
+def _head(row: Row) -> Line:
+    return {"row_id": row["row"], "source_row_sha256": row["row_sha256"]}
+
+
+def _prefix(row: Row) -> Line:
+    return {"prefix_token_count": row["prefix"]["length"], "prefix_sha256": row["prefix"]["sha256"]}
+
+
+# experiment: (file, line of a row in a dtype)
+FILES: dict[str, tuple[str, Callable[[Row, str], Line]]] = {
+    "matrix": ("matched_live_prefill.csv", lambda row, dtype: matrix_line(row, dtype, "live")),
+    "fixed_prefix": ("fixed_prefix_2x2.csv", lambda row, dtype: matrix_line(row, dtype, "incremental")),
+    "bridge": ("live_teacher_bridge.csv", lambda row, _: bridge_line(row)),
+    "transplant": (
+        "kv_transplant_primary.csv",
+        lambda row, _: transplant_line(row, "C0", "prior_outcome_stratified_length_spread"),
+    ),
+    "replication": (
+        "kv_transplant_later.csv",
+        lambda row, _: transplant_line(row, "C1", "outcome_blind_length_and_identifier"),
+    ),
+    "batch_control": ("stock_qwen_control.csv", lambda row, _: control_line(row)),
+}
+
+
+def export_runs(runs: Sequence[Path], directory: Path) -> list[tuple[Path, int]]:
+    """Writes `directory`/data/*.csv and returns each file with its number of rows. Runs of one experiment in several
+    precisions share a file. InputError for a run that is unfinished, failed a gate, or has no ledger in the release.
+    """
+    files: dict[str, list[Line]] = {}
+    for path in runs:
+        manifest, rows, summary = open_finished(path)
+        if manifest["experiment"] not in FILES:
+            raise refuse(f"{path}: experiment", f"one of {' '.join(FILES)}", manifest["experiment"])
+        if not summary["passed"]:
+            raise InputError(
+                f"{path}: expected a run whose gates all passed, found {len(summary['failed_rows'])} failed"
+            )
+        name, line = FILES[manifest["experiment"]]
+        found = [line(row, row.get("dtype", manifest["numeric"][0]["dtype"])) for row in rows]
+        files.setdefault(name, []).extend(found)
+        _require_once(path, files[name])
+    (directory / "data").mkdir(parents=True, exist_ok=True)
+    for name, lines in files.items():
+        write_whole(directory / "data" / name, _csv(lines))
+    return [(directory / "data" / name, len(lines)) for name, lines in files.items()]
+
+
+def _require_once(path: Path, lines: Sequence[Line]) -> None:
+    seen: set[tuple[object, object]] = set()
+    for line in lines:
+        key = (line.get("precision"), line["row_id"])
+        if key in seen:
+            raise refuse(f"{path}: exported rows", "each row of a precision once", key[1])
+        seen.add(key)
+
+
+def _csv(lines: Sequence[Line]) -> str:
+    """CSV in the release's spelling: true and false, an empty cell for none, floats in full, CRLF."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows({key: _text(value) for key, value in line.items()} for line in lines)
+    return buffer.getvalue()
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)

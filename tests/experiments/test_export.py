@@ -1,0 +1,138 @@
+"""Our runs in the released columns: what is read back is what the runs' own summaries say."""
+
+import json
+import shutil
+
+import pytest
+
+from experiments.export import FILES
+from stats.published.ledgers import bridge_claims, stock_claims, transplant_claims
+from stats.published.matrices import by_precision, cross_precision_claims, matrix_claims
+from stats.published.tables import read_rows
+from tests.experiments.runs import call, ledger, one_line, rewrite, run
+
+SUFFIXES = {"count", "n", "rate"}
+
+
+@pytest.fixture(scope="module")
+def runs(study, tmp_path_factory):
+    """One finished run of every experiment that the release has a ledger for; the matrix in both precisions."""
+    root = tmp_path_factory.mktemp("export")
+    few = ["--dtype", "bf16", "--limit", 2]
+    run(study, "matrix", root / "matrix-fp32", "--dtype", "fp32")
+    run(study, "bridge", root / "bridge", *few)
+    run(study, "transplant", root / "transplant", "--dtype", "bf16", tasks=False)
+    run(study, "replication", root / "replication", *few, tasks=False, checkpoint="later")
+    run(study, "batch_control", root / "batch_control", *few)
+    known = {"matrix": study / "runs/matrix-bf16", "fixed_prefix": study / "runs/fixed_prefix-bf16-fp32"}
+    made = ("matrix-fp32", "bridge", "transplant", "replication", "batch_control")
+    return {**known, **{name: root / name for name in made}}
+
+
+@pytest.fixture(scope="module")
+def data(runs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("release")
+    options = [part for path in runs.values() for part in ("--export", path)]
+    done = call("published", *options, out, cwd=out)
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in (out / "data").iterdir()} == {name for name, _ in FILES.values()}
+    return out / "data"
+
+
+def summary_of(path):
+    return json.loads((path / "summary.json").read_text())
+
+
+def same_rate(claim, block):
+    return {**{k: claim[k] for k in SUFFIXES}, "wilson_95": claim["wilson_95_ci"]} == block
+
+
+@pytest.mark.parametrize(("name", "file", "left"), [
+    ("matrix", "matched_live_prefill.csv", "live"),
+    ("fixed_prefix", "fixed_prefix_2x2.csv", "incremental"),
+])  # fmt: skip
+def test_a_matrix_read_back_gives_its_summary(runs, data, name, file, left):
+    split = by_precision(read_rows(data / file, ("precision", "row_id")))
+    for dtype in ("bf16", "fp32"):
+        if name == "matrix":
+            summary = summary_of(runs["matrix" if dtype == "bf16" else "matrix-fp32"])
+        else:
+            summary = summary_of(runs["fixed_prefix"])["precisions"][dtype]
+        claims = matrix_claims(split[dtype], left, f"{'matched' if name == 'matrix' else 'fixed'}_{dtype}")
+        assert claims["rows"] == claims["integrity_pass_rows"] == summary["rows"]
+        for key in ("suffix_disagreement", "merge_disagreement", "answer_disagreement"):
+            assert same_rate(claims[key], summary[key]), key
+        assert same_rate(claims["correctness_label_disagreement"], summary["correctness_disagreement"])
+        assert claims["first_divergence"] == summary["first_divergence"]
+        assert claims["accuracy_paired_bootstrap_95_ci_pp"] == summary["accuracy"]["bootstrap_95"]
+        assert claims["mcnemar_exact_two_sided_p"] == summary["accuracy"]["mcnemar_p"]
+        assert claims[f"{left}_correct"] == summary["accuracy"][left]["correct"]
+        assert claims["cache_exact_rows"] == summary["cache"]["exact_rows"]
+        assert claims["cache_max_abs_diff_median"] == summary["cache"]["max_abs_median"]
+        assert claims["logit_mean_abs_diff_median"] == summary["logits"]["mean_abs_median"]
+    assert any(row.cells["suffix_equal"] == "false" for row in split["bf16"]), "nothing diverged: the test sees nothing"
+
+
+def test_the_crossing_read_back_gives_its_summary(runs, data):
+    claims = cross_precision_claims(
+        by_precision(read_rows(data / "fixed_prefix_2x2.csv", ("precision", "row_id"))), "incremental"
+    )
+    crossed = summary_of(runs["fixed_prefix"])["cross_precision"]
+    for claim, key in (("suffix_mismatch", "suffix_disagreement"), ("logits_mismatch", "logits_disagreement")):
+        mine, theirs = crossed[key], claims[claim]
+        assert theirs["bf16_count"] == mine["bf16_count"] and theirs["fp32_only"] == mine["fp32_only"]
+        assert theirs["paired_bootstrap_95_ci_pp"] == mine["bootstrap_95"]
+        assert theirs["mcnemar_exact_two_sided_p"] == mine["mcnemar_p"]
+
+
+@pytest.mark.parametrize(("name", "file"), [
+    ("transplant", "kv_transplant_primary.csv"), ("replication", "kv_transplant_later.csv"),
+])  # fmt: skip
+def test_transplants_read_back_give_their_endpoints(runs, data, name, file):
+    claims, endpoints = transplant_claims(read_rows(data / file)), summary_of(runs[name])["endpoints"]
+    assert claims["rows"] == claims["integrity_pass_rows"] == endpoints["rows"]
+    assert claims["baseline_exact_rows"] == endpoints["baseline_exact_rows"]
+    for key, block in endpoints.items():
+        if isinstance(block, dict):
+            assert same_rate(claims[key], block if block["n"] else {**block, "wilson_95": [None, None]}), key
+
+
+def test_the_strata_keep_the_releases_names(runs, data):
+    strata = [row.text("historical_stratum") for row in read_rows(data / "kv_transplant_primary.csv")]
+    counts = summary_of(runs["transplant"])["strata"]
+    assert strata.count("divergent") == counts["divergent"]["rows"] > 0
+    assert strata.count("nondivergent_control") == counts["exact"]["rows"] > 0
+
+
+def test_bridge_and_batch_control_read_back(runs, data):
+    bridge, summary = bridge_claims(read_rows(data / "live_teacher_bridge.csv")), summary_of(runs["bridge"])
+    assert bridge["integrity_pass_rows"] == bridge["rows"] == summary["rows"]
+    for part in ("cache", "logits", "suffix"):
+        assert bridge[f"live_teacher_{part}_exact_rows"] == summary["identity"][part]["count"]
+    assert bridge["live_matches_historical_prefix_rows"] == summary["saved_prefix_agreement"]["count"]
+    assert bridge["new_prefix_length_range"] == [summary["prefix_length"][end] for end in ("min", "max")]
+    control, summary = stock_claims(read_rows(data / "stock_qwen_control.csv")), summary_of(runs["batch_control"])
+    assert control["rows"] - control["singleton_pair_token_exact_rows"] == summary["token_disagreement"]["count"]
+    assert control["rows"] - control["singleton_pair_logprob_exact_rows"] == summary["logprob_disagreement"]["count"]
+    assert control["pair_replica_token_exact_rows"] == control["rows"]
+
+
+def test_what_cannot_be_exported_is_refused(runs, tmp_path):
+    def refused(*paths):
+        options = [part for path in paths for part in ("--export", path)]
+        message = one_line(call("published", *options, tmp_path / "out", cwd=tmp_path))
+        assert not (tmp_path / "out").exists()
+        return message
+
+    assert "each row of a precision once" in refused(runs["matrix"], runs["matrix"])
+    failed = tmp_path / "failed"
+    shutil.copytree(runs["matrix"], failed)
+    (failed / "summary.json").write_text(json.dumps({**summary_of(failed), "passed": False, "failed_rows": ["t000"]}))
+    assert "gates all passed" in refused(failed)
+    other = tmp_path / "other"
+    shutil.copytree(runs["matrix"], other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "experiment": "causes"}))
+    assert "experiment" in refused(other)
+    rewrite(other, ledger(other)[:2])
+    assert "expected a finished run" in refused(other)

@@ -1,0 +1,108 @@
+"""The study: its order, its codes, what it passes on, and that it resumes."""
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments.study import Step, StudyOptions, report_step, run_step, run_study, study_steps
+from tests.experiments.commands import command, start
+from tests.experiments.runs import inputs
+
+ORDER = (
+    "matrix matrix fixed_prefix bridge audit transplant replication batch_control causes carrier".split()  # noqa: SIM905
+)
+
+
+def options(root, **more):
+    files = {"primary": root / "primary", "later": root / "later", "tasks": root / "tasks.jsonl"}
+    return StudyOptions(**{"root": root / "runs", **files, "limit": None, "numeric": (), "quiet": True, **more})
+
+
+def test_the_steps_stand_in_the_papers_order_and_feed_one_another(tmp_path):
+    steps = study_steps(options(tmp_path, limit=7, numeric=("--threads", "1")))
+    assert [step.name for step in steps] == ORDER
+    assert len({step.out for step in steps}) == len(steps)
+    made: set[Path] = set()
+    for step in steps:
+        given = [step.arguments[i + 1] for i, a in enumerate(step.arguments) if a == "--source"]
+        given += step.arguments[:2] if step.name == "audit" else ()
+        assert set(map(Path, given)) <= made, f"{step.title} starts from what no step before it makes"
+        assert step.arguments[step.arguments.index("--out") + 1] == str(step.out)
+        assert ("--limit" in step.arguments) == (step.name in ("matrix", "batch_control"))
+        assert step.name == "audit" or {"--threads", "--quiet"} <= set(step.arguments)
+        made.add(step.out)
+    checkpoints = {s.title: s.arguments[s.arguments.index("--checkpoint") + 1] for s in steps if s.name != "audit"}
+    assert {title for title, path in checkpoints.items() if path == str(tmp_path / "later")} == {"replication-bf16"}
+    last = report_step(tmp_path / "runs", steps)
+    assert last.arguments[: len(steps)] == tuple(str(step.out) for step in steps)
+
+
+def script(monkeypatch, codes):
+    """Steps that only exit: code by title, 0 where none is named."""
+    ran = []
+
+    def shell(step):
+        ran.append(step.title)
+        return [sys.executable, "-c", f"import sys; sys.exit({codes.get(step.title, 0)})"]
+
+    monkeypatch.setattr(Step, "command", shell)
+    monkeypatch.setattr("experiments.study.nothing_to_carry", lambda fixed: "nothing" in codes)
+    return ran
+
+
+def test_the_first_failure_ends_the_study_with_its_code(tmp_path, monkeypatch, capsys):
+    ran = script(monkeypatch, {"fixed_prefix-bf16-fp32": 3})
+    assert run_study(options(tmp_path), ()) == 3
+    assert ran == ["matrix-bf16", "matrix-fp32", "fixed_prefix-bf16-fp32"]
+    told = capsys.readouterr()
+    assert "fixed_prefix-bf16-fp32 ended with code 3" in told.err and "report:" not in told.out
+    assert [line.split()[-1] for line in told.out.splitlines()] == ran, "each step's wall time is told"
+
+
+def test_a_whole_study_ends_with_the_report(tmp_path, monkeypatch, capsys):
+    ran = script(monkeypatch, {})
+    assert run_study(options(tmp_path), ("causes",)) == 0
+    assert ran[-2:] == ["carrier-bf16", "report"] and "causes" not in ran
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'runs/report/report.html'}"
+    ran = script(monkeypatch, {"nothing": 1})
+    assert run_study(options(tmp_path), ()) == 0 and "carrier-bf16" not in ran
+
+
+def test_an_interrupted_or_killed_step(tmp_path, monkeypatch):
+    script(monkeypatch, {"step": 130})
+    with pytest.raises(KeyboardInterrupt):
+        run_step(Step("matrix", tmp_path / "step", ()))
+    monkeypatch.setattr(Step, "command", lambda step: ["sh", "-c", "kill -9 $$"])
+    assert run_step(Step("matrix", tmp_path / "step", ())) == 137
+
+
+def test_bad_input_stops_at_the_first_step(tmp_path):
+    done = command("experiments.study", "--tasks", tmp_path / "none.jsonl", "--quiet", "--threads", 1, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == 1 and "the study stopped: matrix-bf16 ended with code 2" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_study_from_nothing_interrupted_and_resumed(study, tmp_path):
+    arguments = ["--out", tmp_path / "runs", "--later", study / "later", "--limit", 4, *inputs(study)]
+    process = start("experiments.study", *arguments, cwd=tmp_path)
+    ledger = tmp_path / "runs/matrix-bf16/rows.jsonl"
+    while process.poll() is None and not (ledger.exists() and ledger.stat().st_size):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130 and "resume with: python -m experiments.study --out" in told
+    kept = ledger.read_bytes()
+    done = command("experiments.study", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ledger.read_bytes().startswith(kept) and done.stdout.splitlines()[-1].endswith("report/report.html")
+    titles = [line.split()[-1] for line in done.stdout.splitlines() if line.rstrip().split()[1:2] == ["s"]]
+    assert (
+        titles[-1] == "report" and titles[:-1] == [s.title for s in study_steps(options(tmp_path))][: len(titles) - 1]
+    )
+    summaries = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/summary.json")]
+    assert len(summaries) == len(titles) - 1 and all(one["passed"] for one in summaries)

@@ -1,0 +1,225 @@
+"""The recorder on a small checkpoint: its ledger, boundaries and traces are ours byte for byte, and faults are not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from cache.boundary import SCHEMA as BOUNDARY
+from cache.build import build_incremental
+from cache.storage import open_tensors
+from decode.greedy import RowFailure, greedy_suffix
+from decode.state import State
+from experiments import crosscheck, matrix
+from experiments.harness.options import DEMO
+from experiments.harness.rows import Arm, row_entry
+from experiments.harness.tasks import load_tasks
+from experiments.harness.trace import SCHEMA as TRACE
+from minimodel.decoder import Decoder
+from minimodel.load import load_model
+from minimodel.numbers import same_bits
+from tests.experiments.commands import write_tasks
+from tests.hf import record, recording, versions
+from tests.hf.conftest import WIDE, numeric
+from tests.hf.reference import Reference
+from tests.tiny import write_checkpoint
+
+ROWS = 2
+# a random model hardly ever closes a block by itself: the caps set the lengths, and a prefix of 160 tokens is long
+# enough for the SDPA kernels to differ in BF16
+CONTRACT = {"caps": {"branch": 24, "merge": 20, "answer": 6}}
+ARMS = ("live", "prefill")
+
+
+def call(main: object, *arguments: object) -> Result:
+    """A command in this process."""
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("record")
+    write_checkpoint(root / "checkpoint", seed=3, config=WIDE, contract=CONTRACT)
+    write_tasks(root / "tasks.jsonl", ROWS)
+    return root
+
+
+def inputs(study: Path, dtype: str, out: str, *more: object) -> list[object]:
+    files = ["--checkpoint", study / "checkpoint", "--tasks", study / "tasks.jsonl", "--out", study / f"{out}-{dtype}"]
+    return ["--dtype", dtype, *files, "--threads", 1, "--quiet", *more]
+
+
+SAVED = ("--save-boundaries", "--trace", "t001")
+
+
+@pytest.fixture(scope="module")
+def theirs(study: Path, dtype: str) -> Path:
+    done = call(record.main, *inputs(study, dtype, "theirs", *SAVED))
+    assert done.exit_code == 0, done.output
+    return study / f"theirs-{dtype}"
+
+
+@pytest.fixture(scope="module")
+def ours(study: Path, dtype: str) -> Path:
+    kernel = versions.matching_kernel()
+    done = call(matrix.main, *inputs(study, dtype, "ours", "--kernels", kernel, *SAVED))
+    assert done.exit_code == 0, done.output
+    return study / f"ours-{dtype}"
+
+
+@pytest.fixture(scope="module")
+def under_another_kernel(study: Path, dtype: str) -> Path:
+    done = call(matrix.main, *inputs(study, dtype, "other", "--kernels", versions.other_kernel()))
+    assert done.exit_code == 0, done.output
+    return study / f"other-{dtype}"
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+
+
+def test_rows_are_ours_byte_for_byte(theirs: Path, ours: Path, under_another_kernel: Path) -> None:
+    assert (theirs / "rows.jsonl").read_bytes() == (ours / "rows.jsonl").read_bytes()
+    assert len(rows(theirs)) == ROWS and all(row["passed"] for row in rows(theirs))
+    assert json.loads((theirs / "summary.json").read_text()) == json.loads((ours / "summary.json").read_text())
+    for mine, other in zip(rows(theirs), rows(under_another_kernel)):
+        assert mine["arms"]["live"]["cache_sha256"] != other["arms"]["live"]["cache_sha256"]
+
+
+def test_constructions_differ_in_the_recording(theirs: Path) -> None:
+    """Prefill against live is not exact and replicas are: equal digests above are not those of one construction."""
+    for row in rows(theirs):
+        exact = {pair: entry["cache"]["exact"] for pair, entry in row["comparisons"].items()}
+        assert exact == {"live:live_replica": True, "prefill:prefill_replica": True, "live:prefill": False}
+
+
+@pytest.mark.parametrize(
+    "folder, names, schema", [("boundaries", ("t000", "t001"), BOUNDARY), ("traces", ("t001",), TRACE)]
+)
+def test_saved_tensors_are_ours(
+    folder: str, names: tuple[str, ...], schema: str, theirs: Path, ours: Path, under_another_kernel: Path
+) -> None:
+    files = sorted(f"{name}-{arm}.safetensors" for name in names for arm in ARMS)
+    assert sorted(path.name for path in (theirs / folder).iterdir()) == files
+    for file in files:
+        mine, other = (open_tensors(run / folder / file, schema) for run in (ours, theirs))
+        assert mine.names == other.names and len(mine.names) > 6
+        assert all(same_bits(mine.tensor(name), other.tensor(name)) for name in mine.names)
+        for key in ("tokens", "functional_sha256", "contract", "checkpoint", "construction", "row"):
+            assert mine.header[key] == other.header[key], key
+        assert (mine.header["source"], other.header["source"]) == ("stage-replay", record.SOURCE)
+
+
+def test_crosscheck_says_equal_and_names_the_kernel(
+    theirs: Path, ours: Path, under_another_kernel: Path, study: Path
+) -> None:
+    same = call(crosscheck.main, ours, theirs)
+    assert same.exit_code == 0, same.output
+    differs = call(crosscheck.main, under_another_kernel, theirs, "--checkpoint", study / "checkpoint")
+    assert differs.exit_code == 3, differs.output
+    assert f'transformers: A null, B "{versions.INSTALLED}"' in differs.output
+    for file in ("boundaries/t000-live.safetensors", "traces/t001-prefill.safetensors"):
+        assert call(crosscheck.main, ours / file, theirs / file).exit_code == 0
+
+
+def test_manifest_names_transformers_and_every_setting(theirs: Path, ours: Path, dtype: str) -> None:
+    mine, other = (json.loads((run / "manifest.json").read_text()) for run in (ours, theirs))
+    [settings], [expected] = other["numeric"], mine["numeric"]
+    assert settings["attention"] == f"{record.SOURCE} sdpa"
+    differing = {key for key in expected if expected[key] != settings.get(key)}
+    assert differing == {"attention", "linear"} and set(settings) == set(expected)
+    assert settings["threads"] == 1 and settings["dtype"] == dtype
+    assert other["source"] == record.SOURCE and other["environment"]["transformers"] == versions.INSTALLED
+    for key in ("checkpoint", "tasks_sha256", "row_order", "caps", "visibility", "role_offset"):
+        assert mine[key] == other[key], key
+
+
+@pytest.fixture(scope="module")
+def reference(study: Path) -> Reference:
+    return Reference(study / "checkpoint", torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def model(study: Path) -> Decoder:
+    return load_model(study / "checkpoint", numeric("bf16"))
+
+
+def test_incremental_arms(study: Path, theirs: Path, dtype: str) -> None:
+    """--incremental adds two arms and three comparisons, equal to those of our own incremental boundary."""
+    done = call(record.main, *inputs(study, dtype, "incremental", "--incremental", "--limit", 1))
+    assert done.exit_code == 0, done.output
+    [row] = rows(study / f"incremental-{dtype}")
+    plain = rows(theirs)[0]
+    assert all(row["arms"][name] == plain["arms"][name] for name in plain["arms"])
+    assert row["gates"]["replica_incremental"] and row["comparisons"]["live:incremental"]["cache"]["exact"]
+    model = load_model(study / "checkpoint", numeric(dtype))
+    [task], _ = load_tasks(study / "tasks.jsonl", 1)
+    contract = record.Contract.load(study / "checkpoint")
+    boundary = build_incremental(model, State.from_tokens(contract, row["prefix"]["tokens"]))
+    arms = [
+        Arm(name, each, greedy_suffix(model, each))
+        for name, each in (("incremental", boundary), ("incremental_replica", boundary.replica()))
+    ]
+    mine = row_entry(task, 0, boundary.state, arms, [("incremental", "incremental_replica")], {})
+    for name, entry in mine["arms"].items():
+        assert json.loads(json.dumps(entry)) == row["arms"][name]
+
+
+def test_no_arm_shares_memory_with_another(reference: Reference, model: Decoder, study: Path) -> None:
+    contract = record.Contract.load(study / "checkpoint")
+    live = recording.record_live(reference, State.prompt(contract, "Which?", ["a", "b"]))
+    recording.require_disjoint([live, recording.replica(live)])
+    with pytest.raises(RowFailure, match="storage of its own"):
+        recording.require_disjoint([live, live])
+
+
+def test_a_cache_written_by_a_continuation_fails_the_row(reference: Reference, study: Path) -> None:
+    contract = record.Contract.load(study / "checkpoint")
+    live = recording.record_live(reference, State.prompt(contract, "Which?", ["a", "b"]))
+    recording.record_suffix(reference, live)
+    versions.keys_and_values(live.cache)[1][0][0, 0, 3, 5] += 1
+    with pytest.raises(RowFailure, match="expected the boundary's bits"):
+        recording.record_suffix(reference, live)
+
+
+@pytest.mark.parametrize("dtype_", [torch.bfloat16, torch.float32])
+def test_pick(dtype_: torch.dtype) -> None:
+    logits = torch.tensor([0.5, 2.0, 1.0, 2.0, 7.0], dtype=dtype_).expand(2, -1).contiguous()
+    eligible = torch.tensor([True, True, True, True, False])
+    assert recording.pick(logits, eligible) == (1, 0.0, 2.0), "a tie goes to the lowest id, eligibility comes first"
+    eligible[1] = False
+    assert recording.pick(logits, eligible) == (3, 1.0, 2.0)
+    unequal = logits.clone()
+    unequal[1, 0] = 0.75
+    with pytest.raises(RowFailure, match="physical copies differ"):
+        recording.pick(unequal, eligible)
+    with pytest.raises(RowFailure, match="NaN or infinity"):
+        recording.pick(torch.full((2, 5), float("nan"), dtype=dtype_), eligible)
+
+
+@pytest.mark.parametrize(
+    "more, parts",
+    [
+        (("--trace", "nobody"), ("--trace", "'nobody'")),
+        (("--checkpoint", "nowhere"), ("nowhere", "contract.json")),
+        (("--tasks", "nothing.jsonl"), ("nothing.jsonl", "expected a file")),
+    ],
+)
+def test_bad_input_is_one_line(study: Path, more: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    done = call(record.main, *inputs(study, "bf16", "refused", *more))
+    lines = done.stderr.strip().splitlines()
+    assert done.exit_code == 2 and len(lines) == 1, done.output
+    assert all(part in lines[0] for part in parts), lines[0]
+    assert not (study / "refused-bf16").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (DEMO / "primary").exists(), reason="the demo checkpoint has not been trained yet")
+def test_demo_rows_are_ours(tmp_path: Path, dtype: str) -> None:
+    given = ["--dtype", dtype, "--limit", 3, "--quiet"]
+    kernel = versions.matching_kernel()
+    assert call(record.main, *given, "--out", tmp_path / "theirs").exit_code == 0
+    assert call(matrix.main, *given, "--out", tmp_path / "ours", "--kernels", kernel).exit_code == 0
+    assert (tmp_path / "theirs" / "rows.jsonl").read_bytes() == (tmp_path / "ours" / "rows.jsonl").read_bytes()
