@@ -1,11 +1,13 @@
 """Key/value storage that is allocated once, owns its length, and gives attention views."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from decode.greedy import RowFailure, require_equal_copies
 from minimodel.decoder import Decoder
-from minimodel.errors import refuse
+from minimodel.errors import InputError, refuse
 from minimodel.numbers import same_bits
 
 
@@ -28,8 +30,12 @@ class KVCache:
         places = devices if isinstance(devices, list) else [devices] * layers
         shape = (batch, heads, capacity, head_dim)
         self.layers, self.batch, self.capacity = layers, batch, capacity
-        self._keys = [torch.empty(shape, dtype=dtype, device=place) for place in places]
-        self._values = [torch.empty(shape, dtype=dtype, device=place) for place in places]
+        try:
+            self._keys = [torch.empty(shape, dtype=dtype, device=place) for place in places]
+            self._values = [torch.empty(shape, dtype=dtype, device=place) for place in places]
+        except RuntimeError:  # torch's name for an allocation that failed; a contract's caps may be far too large
+            size = 2 * layers * math.prod(shape) * dtype.itemsize
+            raise InputError(f"cache: expected {size} bytes of free memory for {capacity} tokens, found less") from None
         self._length = 0
 
     @classmethod

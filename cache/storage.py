@@ -121,7 +121,7 @@ def open_tensors(path: str | Path, schema: str | tuple[str, ...]) -> Stored:
     """Opens a file of one of the schemas and checks its header; InputError says in one line what does not fit."""
     path, schemas = Path(path), (schema,) if isinstance(schema, str) else schema
     entries = table_of_contents(path)
-    with safe_open(path, framework="pt") as opened:
+    with safe_open(path, framework="np") as opened:
         text = (opened.metadata() or {}).get(HEADER)
     if text is None:
         raise InputError(f"{path}: expected a file of schema {' or '.join(schemas)}, found no header of this project")

@@ -1,7 +1,11 @@
 """Text to tokens and back. Nothing a user typed ever becomes a special token."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -9,6 +13,57 @@ from minimodel.errors import InputError, refuse
 from minimodel.files import read_bytes
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MAX_TOKENIZER_BYTES = 32 * 1024 * 1024  # the largest public Qwen2.5 tokenizer.json is 11 MB
+# The parts of a byte-level BPE tokenizer, Qwen2.5's kind, by where they stand. Others can turn a short text into
+# gigabytes (a chain of Replace), stop the process, or lose characters.
+PARTS = {
+    "normalizer": {"NFC", "NFD", "NFKC", "NFKD"},
+    "pre_tokenizer": {"ByteLevel", "Split", "Digits"},
+    "post_processor": {"ByteLevel", "TemplateProcessing"},
+    "decoder": {"ByteLevel"},
+}
+LISTS = ("normalizers", "pretokenizers", "processors", "decoders")  # the members of a Sequence, by where it stands
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """A byte-level BPE tokenizer.json. InputError for a file that the library does not accept, and for another kind."""
+    data = read_bytes(path, MAX_TOKENIZER_BYTES)
+    with _library(f"{path}: not a tokenizer"):
+        tokenizer = Tokenizer.from_buffer(data)
+    model = type(tokenizer.model).__name__
+    if model != "BPE":
+        raise refuse(f"{path}: model", "BPE", model)
+    if tokenizer.model.dropout:
+        raise refuse(f"{path}: model dropout", "none: the same text must give the same tokens", tokenizer.model.dropout)
+    for place, known in PARTS.items():
+        part = getattr(tokenizer, place)
+        for kind in [] if part is None else _kinds(json.loads(part.__getstate__())):
+            if kind not in known:
+                raise refuse(f"{path}: {place}", "a part of byte-level BPE: " + " ".join(sorted(known)), kind)
+    return tokenizer
+
+
+def _kinds(part: dict[str, Any]) -> Iterator[str]:
+    """The types of a part and, for a sequence, of its members instead."""
+    if part["type"] != "Sequence":
+        yield part["type"]
+        return
+    for key in LISTS:
+        for member in part.get(key, []):
+            yield from _kinds(member)
+
+
+@contextmanager
+def _library(where: str) -> Iterator[None]:
+    """Turns what the tokenizers library raises into InputError: plain Exception for a defect of the file, and a panic
+    of its Rust part, which is no Exception.
+    """
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise InputError(f"{where} ({' '.join(str(error).split())[:160]})") from None
 
 
 @dataclass(frozen=True)
@@ -21,11 +76,7 @@ class TextCodec:
     @classmethod
     def load(cls, path: Path, template: str) -> "TextCodec":
         """InputError when the file is not a tokenizer the library accepts."""
-        data = read_bytes(path)
-        try:
-            tokenizer = Tokenizer.from_buffer(data)
-        except Exception as error:  # the library raises plain Exception for every defect of the file
-            raise InputError(f"{path}: not a tokenizer ({' '.join(str(error).split())[:160]})") from None
+        tokenizer = load_tokenizer(path)
         tokenizer.no_padding()
         tokenizer.no_truncation()
         # special tokens in the text stay text: typed delimiters are data, never structure
@@ -34,7 +85,8 @@ class TextCodec:
 
     def special_id(self, name: str, where: str) -> int:
         """The id of a delimiter; InputError unless the tokenizer defines it as a special token."""
-        token = self.tokenizer.token_to_id(name)
+        with _library(f"{where}: delimiter {name!r}: no text"):
+            token = self.tokenizer.token_to_id(name)
         if token is None or token not in self.special_ids():
             raise refuse(f"{where}: delimiter {name!r}", "a special token of tokenizer.json", token)
         return token
@@ -53,7 +105,8 @@ class TextCodec:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError(f"text: expected Unicode, found a lone surrogate at character {error.start}") from None
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        with _library("text: the tokenizer cannot encode it"):
+            ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         special = self.special_ids().intersection(ids)
         if special:
             raise InputError(f"text: expected ordinary tokens only, found special token {min(special)}")
@@ -61,7 +114,8 @@ class TextCodec:
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        with _library("tokens: the tokenizer cannot decode them"):
+            return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def prompt(self, question: str, choices: list[str] | tuple[str, ...]) -> str:
         """The template filled in one pass, so that braces in a question or choice stay text.

@@ -18,6 +18,7 @@ from minimodel.errors import InputError, refuse
 
 Row = dict[str, Any]
 Line = dict[str, object]
+STRATA = {"divergent": "divergent", "exact": "nondivergent_control", "": "not_used"}
 
 
 def matrix_line(row: Row, dtype: str, left: str) -> Line:
@@ -101,7 +102,7 @@ def transplant_line(row: Row, alias: str, basis: str) -> Line:
         "checkpoint_alias": alias,
         "selection_index": row["index"],
         "selection_basis": basis,
-        "historical_stratum": {"exact": "nondivergent_control"}.get(row.get("stratum"), row.get("stratum", "not_used")),
+        "historical_stratum": STRATA[row.get("stratum", "")],
         "historical_stratum_reproduced": gates.get("stratum_reproduced", True),
         **_prefix(row),
         "incremental_replica_exact": gates["replica_incremental"],

@@ -3,6 +3,9 @@
 The paper's tables for each run, every number with its interval and the run it comes from, gates, environment and
 provenance; drawings where matplotlib is installed (the extra `plots`). Without RUN, all runs under runs/.
 
+Exit code 0; 2 when a run is damaged or contradicts itself; 3 when a run on the page is unfinished or failed a gate: the
+page is then written all the same, and says so first.
+
     python -m experiments.report runs/matrix-bf16 runs/fixed_prefix-bf16-fp32
 """
 
@@ -25,10 +28,12 @@ MARKDOWN, PAGE = "report.md", "report.html"
 
 
 def build_report(runs: Sequence[Run]) -> Report:
-    """All sections of the report of `runs`."""
-    contract = contract_section(runs)
-    sections = [experiment_section(experiment, members) for experiment, members in group(runs).items()]
-    return Report(TITLE, (glance(runs), *sections, *([contract] if contract else []), environment(runs)))
+    """All sections of the report of `runs`, in the study's order."""
+    grouped = group(runs)
+    ordered = [run for members in grouped.values() for run in members]
+    contract = contract_section(ordered)
+    sections = [experiment_section(experiment, members) for experiment, members in grouped.items()]
+    return Report(TITLE, (glance(ordered), *sections, *([contract] if contract else []), environment(ordered)))
 
 
 def write_report(report: Report, out: Path) -> Path:
@@ -54,8 +59,6 @@ def write_report(report: Report, out: Path) -> Path:
     help="Where report.md and report.html go.",
 )
 def main(runs: tuple[Path, ...], out: Path) -> None:
-    """Exit code 0; 3 when a run on the page failed a gate or is unfinished: the page is written and says so."""
-
     def body() -> int:
         read = read_runs(runs or find_runs(Path("runs")))
         page = write_report(build_report(read), out)

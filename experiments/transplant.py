@@ -22,7 +22,7 @@ from experiments.harness.options import RunOptions, common_options, dtype_option
 from experiments.harness.panel import panel_counts, panel_record, shortfall
 from experiments.harness.rundir import ROWS
 from experiments.harness.runner import Plan, run_plan
-from experiments.harness.six_arms import ARMS, GATES, INTO_INCREMENTAL, INTO_PREFILL, donor_summary, six_arm_row
+from experiments.harness.six_arms import GATES, INTO_INCREMENTAL, INTO_PREFILL, donor_summary, six_arm_row
 from experiments.harness.summary import run_summary
 from experiments.harness.tasks import RowName
 from minimodel.errors import InputError
@@ -31,8 +31,6 @@ from stats.panels import stratified_spread
 WANTED = {"divergent": 24, "exact": 8}
 COMMAND = "python -m experiments.fixed_prefix"
 RULE = "evenly spaced order statistics within each stratum of the BF16 suffixes, sorted by (prefix length, row id)"
-
-__all__ = ["ARMS", "main", "transplant_report", "transplant_summary"]
 
 
 def open_strata(path: Path) -> tuple[Bank, dict[str, str]]:

@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.errors import refuse
+from minimodel.attention_blocked import blocked
+from minimodel.mask import causal_mask, check_mask, zero_dead_rows
+
+__all__ = ["ATTENTION_KERNELS", "Attention", "causal_mask", "check_mask", "repeat_heads", "zero_dead_rows"]
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
@@ -26,18 +29,30 @@ def repeat_heads(x: Tensor, groups: int) -> Tensor:
 
 def eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """Two matrix products and an FP32 softmax: transformers `eager_attention_forward` (models/qwen2, 4.46 to 5.24)."""
+    return _eager(query, keys, values, mask, scaling, _softmax_fp32)
+
+
+def _eager(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softmax: Callable[[Tensor], Tensor],
+) -> Tensor:
     groups = query.shape[1] // keys.shape[1]
     keys, values = repeat_heads(keys, groups), repeat_heads(values, groups)
     if mask is None:
         mask = causal_mask(query.shape[2], keys.shape[2], query.device)
     weights = torch.matmul(query, keys.transpose(2, 3)) * scaling
     # the lowest finite value, as transformers adds it, and not -inf: a row of -inf would make softmax 0/0
-    weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min)
+    weights = softmax(weights.masked_fill(~mask, torch.finfo(weights.dtype).min))
+    return zero_dead_rows(torch.matmul(weights, values), mask).transpose(1, 2)
+
+
+def _softmax_fp32(weights: Tensor) -> Tensor:
     # softmax sees FP32 (its sum runs over S terms); the product with the values sees the model dtype again
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    weights = F.softmax(weights, dim=-1, dtype=wide).to(query.dtype)
-    out = torch.matmul(weights, values)
-    return zero_dead_rows(out, mask).transpose(1, 2)
+    return F.softmax(weights, dim=-1, dtype=torch.promote_types(weights.dtype, torch.float32)).to(weights.dtype)
 
 
 def repeat_kv(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
@@ -85,33 +100,38 @@ def _sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scal
     return (out if mask is None else zero_dead_rows(out, mask)).transpose(1, 2)
 
 
-def zero_dead_rows(out: Tensor, mask: Tensor) -> Tensor:
-    """out [B, H, T, D] with zeros in the rows that may attend to nothing, whatever the kernel left there (NaN, say).
+def sdpa_fp32(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """`repeat_kv` with all of attention in FP32, rounded once at its end: isolates attention's own roundings.
 
-    Only padding leaves such rows; live rows keep their bits. A row that may attend to itself is alive: that is looked
-    at first, as it needs one entry a row and not all of them.
+    Queries, keys and values are still rounded to the model dtype before, and K/V is stored in it. FP64 stays FP64.
     """
-    length, key_length = mask.shape[-2:]
-    if bool(mask.diagonal(offset=key_length - length, dim1=-2, dim2=-1).all()):
-        return out
-    alive = mask.any(dim=-1, keepdim=True)
-    return torch.where(alive, out, torch.zeros((), dtype=out.dtype, device=out.device))
+    wide = torch.promote_types(query.dtype, torch.float32)
+    out = repeat_kv(query.to(wide), keys.to(wide), values.to(wide), mask, scaling)
+    # the output projection sees the model dtype
+    return out.to(query.dtype)
 
 
-def causal_mask(length: int, key_length: int, device: torch.device) -> Tensor:
-    """bool [1, 1, T, S]: the T queries are the last T of the S positions."""
-    rows = torch.arange(key_length - length, key_length, device=device)
-    return (torch.arange(key_length, device=device)[None, :] <= rows[:, None])[None, None]
+def eager_softmax_model_dtype(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """`eager` with a softmax whose every step rounds to the model dtype: isolates what the FP32 softmax buys.
+
+    torch's own softmax of a BF16 tensor works in FP32 and rounds once, as `eager` does; here the difference, the
+    exponential, the sum and the quotient round one by one. FP32 and FP64 have the same steps as their dtype's softmax.
+    """
+    return _eager(query, keys, values, mask, scaling, _softmax_model_dtype)
 
 
-def check_mask(mask: Tensor | None, batch: int, length: int, key_length: int) -> None:
-    """InputError unless the mask is bool [B or 1, 1, T, S]: 0/1 numbers could mean 'add' as well as 'may attend'."""
-    if mask is None:
-        return
-    if mask.dtype != torch.bool:
-        raise refuse("attention mask dtype", "torch.bool, True where a query may attend", mask.dtype)
-    if tuple(mask.shape) not in ((batch, 1, length, key_length), (1, 1, length, key_length)):
-        raise refuse("attention mask shape", f"[{batch}, 1, {length}, {key_length}]", list(mask.shape))
+def _softmax_model_dtype(weights: Tensor) -> Tensor:
+    weights = (weights - weights.amax(dim=-1, keepdim=True)).exp()
+    return weights / weights.sum(dim=-1, keepdim=True)
 
 
-ATTENTION_KERNELS: dict[str, Attention] = {"eager": eager, "repeat_kv": repeat_kv, "packed_gqa": packed_gqa}
+ATTENTION_KERNELS: dict[str, Attention] = {
+    "eager": eager,
+    "repeat_kv": repeat_kv,
+    "packed_gqa": packed_gqa,
+    "blocked": blocked,
+    "sdpa_fp32": sdpa_fp32,
+    "eager_softmax_model_dtype": eager_softmax_model_dtype,
+}

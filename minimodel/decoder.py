@@ -13,10 +13,12 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.attention import ATTENTION_KERNELS, causal_mask, check_mask
+from minimodel.activation import SILU_KERNELS, Silu
+from minimodel.attention import ATTENTION_KERNELS
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError
 from minimodel.linear import LINEAR_KERNELS, Linear
+from minimodel.mask import causal_mask, check_mask
 from minimodel.norm import rms_norm
 from minimodel.numerics import NumericContract
 from minimodel.roles import RoleRules
@@ -68,7 +70,7 @@ class Decoder:
     ) -> None:
         self.config, self.numeric, self.rules = config, numeric, rules or RoleRules()
         linear = LINEAR_KERNELS[numeric.linear]
-        self.attend = ATTENTION_KERNELS[numeric.attention]
+        self.attend, self.silu = ATTENTION_KERNELS[numeric.attention], SILU_KERNELS[numeric.linear]
         self.embed_tokens = weights["model.embed_tokens.weight"]
         self.role_embedding = weights.get("role_embedding.weight")
         self.layers = tuple(_layer(weights, f"model.layers.{i}.", linear) for i in range(config.num_hidden_layers))
@@ -111,7 +113,7 @@ class Decoder:
             note(name + "attention_residual", hidden_states)
             normed = rms_norm(hidden_states, layer.post_attention_layernorm, self.config.rms_norm_eps)
             note(name + "post_attention_layernorm", normed)
-            hidden_states = hidden_states + _mlp(name, layer, normed, note)
+            hidden_states = hidden_states + _mlp(name, layer, normed, self.silu, note)
             note(name + "mlp_residual", hidden_states)
         hidden_states = rms_norm(hidden_states, self.norm, self.config.rms_norm_eps)
         note("norm", hidden_states)
@@ -167,12 +169,12 @@ class Decoder:
         return out
 
 
-def _mlp(name: str, layer: Layer, normed: Tensor, note: Observe) -> Tensor:
+def _mlp(name: str, layer: Layer, normed: Tensor, silu: Silu, note: Observe) -> Tensor:
     """SwiGLU: down(silu(gate(x)) * up(x)), [B, T, E] -> [B, T, E]; silu and product each round to the model dtype."""
     gate, up = layer.gate_proj(normed), layer.up_proj(normed)
     note(name + "mlp.gate_proj", gate)
     note(name + "mlp.up_proj", up)
-    product = F.silu(gate) * up
+    product = silu(gate) * up
     note(name + "mlp.product", product)
     down = layer.down_proj(product)
     note(name + "mlp.down_proj", down)

@@ -7,5 +7,8 @@ class InputError(ValueError):
 
 def refuse(where: str, expected: str, found: object) -> InputError:
     """The usual one-line message. `found` is shown as its repr, cut to 120 characters."""
-    text = repr(found)
+    try:
+        text = repr(found)
+    except RecursionError:  # JSON just shallow enough to be parsed can be too deep to be shown
+        text = f"a deeply nested {type(found).__name__}"
     return InputError(f"{where}: expected {expected}, found {text if len(text) <= 120 else text[:117] + '...'}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from minimodel.errors import InputError
 
-MAX_JSON_BYTES = 64 * 1024 * 1024  # the largest public Qwen2.5 tokenizer.json is 11 MB
+MAX_JSON_BYTES = 16 * 1024 * 1024  # parsed, the worst JSON takes fifty times its bytes; a large index has 0.2 MB
 MAX_NAME_BYTES = 255  # what file systems allow
 
 
@@ -30,20 +30,29 @@ def _plain(name: str) -> bool:
         length = len(name.encode("utf-8"))  # a lone surrogate, which JSON can hold, has no encoding
     except UnicodeEncodeError:
         return False
-    return 0 < length <= MAX_NAME_BYTES and not set(name) & {"/", "\\", "\0"} and name not in (".", "..")
+    printable = name.isprintable()  # a line break or a terminal's control sequence would travel into messages
+    return 0 < length <= MAX_NAME_BYTES and printable and not set(name) & {"/", "\\"} and name not in (".", "..")
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
     """The file's bytes; InputError when it is missing, not a plain file, unreadable or larger than `limit`."""
     try:
-        if not path.is_file():
-            raise InputError(f"{path}: expected a file, found {'a directory' if path.is_dir() else 'nothing'}")
-        size = path.stat().st_size
-        if size > limit:
-            raise InputError(f"{path}: expected at most {limit} bytes, found {size}")
-        return path.read_bytes()
+        require_plain_file(path)
+        with open(path, "rb") as file:
+            data = file.read(limit + 1)  # and not the size beforehand, which a file that grows would outrun
+            if len(data) > limit:
+                size = max(path.stat().st_size, len(data))
+                raise InputError(f"{path}: expected at most {limit} bytes, found {size}")
+            return data
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def require_plain_file(path: Path) -> None:
+    """InputError for what is no plain file: reading a pipe would wait for ever, and a device may have no end."""
+    if not path.is_file():
+        found = "a directory" if path.is_dir() else "something else" if path.exists() else "nothing"
+        raise InputError(f"{path}: expected a file, found {found}")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,9 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
+from minimodel.linear_packed import packed
+from minimodel.linear_tiled import tiled
+
 Linear = Callable[[Tensor], Tensor]  # [..., in] -> [..., out]
 
 
@@ -14,4 +17,8 @@ def plain(weight: Tensor, bias: Tensor | None) -> Linear:
     return partial(F.linear, weight=weight, bias=bias)
 
 
-LINEAR_KERNELS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {"plain": plain}
+LINEAR_KERNELS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
+    "plain": plain,
+    "packed": packed,
+    "tiled": tiled,
+}

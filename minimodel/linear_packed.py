@@ -1,7 +1,7 @@
 """Linear with oneDNN's own weight layout: the reordering that F.linear does in every call is done once, at load.
 
-In BF16 and FP16 the packed call is used only for numbers of rows for which it has been proven to give F.linear's bits;
-a larger call unpacks the weight and calls F.linear. In FP32 the packed call sums in another order: there, `packed` is a
+In BF16 and FP16 the packed call is used only for numbers of rows for which it has been proven to give F.linear's bits
+(2 rows, say, where 1 row takes another path); any other call unpacks the weight and calls F.linear. In FP32 the packed call sums in another order: there, `packed` is a
 contract of its own (never the default), used for every call. The packed copy takes the weight's place; whoever still
 holds the plain one (a tied embedding) keeps that too, so a tied head costs a second copy of the table.
 """
@@ -13,30 +13,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.errors import InputError, refuse
+from minimodel.errors import refuse
 from minimodel.numbers import same_bits
-from minimodel.proof import Rows, random_rows, thread_counts, threads
+from minimodel.proof import cancelling, thread_counts, threads
 
-FEW_ROWS = 32  # beyond, oneDNN may take another path, and packing gains little
-PROOF_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 31, 32)
-_EQUAL: dict[tuple[object, ...], bool] = {}  # by shape: an order of sums does not depend on the numbers
+ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # tried; with more rows packing gains little
+LARGE = 1 << 24  # weights of more elements are not made twice
+_EQUAL: dict[
+    tuple[object, ...], tuple[int, ...]
+] = {}  # row counts by shape: an order of sums does not depend on the numbers
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """weight [out, in], bias [out] or None -> [..., in] -> [..., out]; see the module for which bits.
 
-    A narrow weight that fails its proof is left to F.linear. InputError for a dtype or device that oneDNN cannot pack,
+    A narrow weight that fails its proof for every number of rows is left to F.linear. InputError for a dtype or device that oneDNN cannot pack,
     and for a weight that trains.
     """
     if not can_pack(weight):
         found = f"{weight.dtype} on {weight.device}{', training' if weight.requires_grad else ''}"
         raise refuse("linear kernel packed", "BF16, FP16 or FP32 weights on the CPU that do not train", found)
-    run = pack(weight, bias)
+    run = PackedWeight(weight, bias)
     if weight.dtype == torch.float32:
         return partial(_all_rows, run)
-    if not (_proven(weight, bias, run) and _equal(weight, bias, run, (2,), (torch.get_num_threads(),))):
-        return partial(F.linear, weight=weight, bias=bias)
-    return partial(_few_rows, run)
+    counts = _equal_counts(weight, bias)
+    return partial(_few_rows, run, counts) if counts else partial(F.linear, weight=weight, bias=bias)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -49,7 +50,7 @@ def _has_mkldnn() -> bool:
     return torch.backends.mkldnn.is_available()
 
 
-class pack:  # noqa: N801
+class PackedWeight:
     """A packed weight as a function of rows [n, in] -> [n, out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -65,32 +66,36 @@ class pack:  # noqa: N801
         return self.packed.to_dense()
 
 
-def _all_rows(run: "pack", x: Tensor) -> Tensor:
+def _all_rows(run: PackedWeight, x: Tensor) -> Tensor:
     return run(x)
 
 
-def _few_rows(run: "pack", x: Tensor) -> Tensor:
-    if x.numel() <= FEW_ROWS * x.shape[-1]:
+def _few_rows(run: PackedWeight, counts: tuple[int, ...], x: Tensor) -> Tensor:
+    if x.numel() // x.shape[-1] in counts:
         return run(x)
     return F.linear(x, run.weight(), run.bias)
 
 
-def _proven(weight: Tensor, bias: Tensor | None, run: Rows) -> bool:
+def _equal_counts(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    """The row counts at which both calls give the same bits, under every thread count."""
     shape = (tuple(weight.shape), bias is None, weight.dtype, thread_counts())
     if shape not in _EQUAL:
-        _EQUAL[shape] = _equal(weight, bias, run, PROOF_ROWS, thread_counts())
+        x, weight, bias = trial(weight, bias, ROW_COUNTS[-1])
+        run, good = PackedWeight(weight, bias), set(ROW_COUNTS)
+        for count in thread_counts():
+            with threads(count):
+                good = {rows for rows in good if same_bits(run(x[:rows]), F.linear(x[:rows], weight, bias))}
+        _EQUAL[shape] = tuple(sorted(good))
     return _EQUAL[shape]
 
 
-def _equal(
-    weight: Tensor, bias: Tensor | None, run: Rows, row_counts: tuple[int, ...], counts: tuple[int, ...]
-) -> bool:
-    x = random_rows(FEW_ROWS, weight.shape[1], weight.dtype, weight.device)
-    for count in counts:
-        with threads(count):
-            if not all(same_bits(run(x[:rows]), F.linear(x[:rows], weight, bias)) for rows in row_counts):
-                return False
-    return True
+def trial(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What a proof for this weight's shape runs on: rows x, a weight, a bias of zeros where there is a bias.
 
-
-__all__ = ["InputError", "can_pack", "pack", "packed"]
+    A very large weight stands for itself, so that no second one is made: its outputs are so many that even ordinary
+    rows show a difference in some of them.
+    """
+    out, width = weight.shape
+    large = weight.numel() > LARGE
+    x, made = cancelling(rows, width, 2 if large else out, weight.dtype, weight.device)
+    return x, weight.detach() if large else made, None if bias is None else torch.zeros_like(bias)

@@ -14,21 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minimodel.errors import InputError
-from minimodel.linear_packed import can_pack, pack
-from minimodel.proof import Rows, place_does_not_matter, random_rows, sizes_like, thread_counts
+from minimodel.linear_packed import PackedWeight, can_pack, trial
+from minimodel.proof import Rows, in_tiles, place_does_not_matter, thread_counts, threads
 
 # in order of preference; packed tiles of 32 rows cost little more than two rows, and a long call little more than one
 CANDIDATES = (("packed", 32), ("plain", 32), ("plain", 8), ("plain", 1))
 SIZES = (2, 8, 32, 128, 512)
-PROOF_ROWS = 512
-PROOF_ELEMENTS = 1 << 23  # the outputs of a proof: a vocabulary-wide head is tried on fewer rows
+PROOF_ROWS = (512, 128)  # as many as the largest size, where the weight is small enough for that many
+PROOF_PRODUCTS = 1 << 30
+FEWEST_PROOF_ROWS = 64
 
 Plan = tuple[str, tuple[int, ...]]  # the primitive, and the call sizes that agree, ascending
-_PLANS: dict[tuple[object, ...], Plan] = {}  # a proof holds for a shape, not for the numbers in a weight
+_PLANS: dict[tuple[object, ...], Plan] = {}  # by shape: an order of sums does not depend on the numbers
 
 
 def tiled(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """weight [out, in], bias [out] or None -> a function [..., in] -> [..., out] whose rows keep their bits in any call.
+    """weight [out, in], bias [out] or None -> a map [..., in] -> [..., out] whose rows keep their bits in any call.
 
     InputError names the shape when nothing on this device can be proven invariant.
     """
@@ -37,7 +38,7 @@ def tiled(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 
 def _rows_function(primitive: str, weight: Tensor, bias: Tensor | None) -> Rows:
-    return pack(weight, bias) if primitive == "packed" else partial(F.linear, weight=weight, bias=bias)
+    return PackedWeight(weight, bias) if primitive == "packed" else partial(F.linear, weight=weight, bias=bias)
 
 
 def _plan(weight: Tensor, bias: Tensor | None) -> Plan:
@@ -48,15 +49,18 @@ def _plan(weight: Tensor, bias: Tensor | None) -> Plan:
 
 
 def _prove(weight: Tensor, bias: Tensor | None) -> Plan:
-    out, width = weight.shape
-    rows = max(64, min(PROOF_ROWS, PROOF_ELEMENTS // out))
-    x = random_rows(rows, width, weight.dtype, weight.device)
+    rows = next((n for n in PROOF_ROWS if n * weight.numel() <= PROOF_PRODUCTS), FEWEST_PROOF_ROWS)
+    x, weight, bias = trial(weight, bias, rows)
     for primitive, tile in CANDIDATES:
         if primitive == "packed" and not can_pack(weight):
             continue
         function = _rows_function(primitive, weight, bias)
-        if place_does_not_matter(function, x if tile > 1 else x[:64], tile):
-            return primitive, sizes_like(function, x, tile, SIZES)
+        with threads(1):
+            expected = in_tiles(function, x if tile > 1 else x[:64], tile)
+        if place_does_not_matter(function, x[: len(expected)], tile, expected):
+            others = (size for size in SIZES if size <= len(expected) and size != tile)
+            like = [size for size in others if place_does_not_matter(function, x[: len(expected)], size, expected)]
+            return primitive, tuple(sorted([tile, *like]))
     kind = f"{weight.dtype} on {weight.device}, threads {thread_counts()}"
     raise InputError(
         f"linear kernel tiled: expected invariant rows for a weight {list(weight.shape)}, {kind}, found none"

@@ -1,5 +1,6 @@
 """From a checkpoint directory to a running decoder."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -8,15 +9,18 @@ from torch import Tensor
 from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
-from minimodel.numerics import NumericContract
+from minimodel.numerics import KERNELS, NumericContract
 from minimodel.roles import RoleRules
-from minimodel.safetensors_file import read_into
+from minimodel.safetensors_file import TensorEntry, read_into
+from minimodel.selfcheck import prove
 
 
 def load_model(directory: str | Path, numeric: NumericContract) -> Decoder:
     """Opens, checks and reads a checkpoint, tensor by tensor straight into place, and puts `numeric` in force.
 
-    Peak memory: the weights in the model dtype plus a staging buffer of 32 MiB. A directory without role table and
+    Peak memory: the weights in the model dtype plus a staging buffer of 32 MiB; a kernel that packs its weights adds
+    one weight at a time, and a second copy of a tied embedding. Invariant kernels are proven first, for the model's
+    shapes on the device at hand (`selfcheck`). A directory without role table and
     contract.json gives a stock decoder (`roles=None`, causal mask). InputError says in one line what does not fit.
     """
     numeric.apply()
@@ -25,16 +29,39 @@ def load_model(directory: str | Path, numeric: NumericContract) -> Decoder:
 
 def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
     """Reads the tensors of an opened checkpoint. InputError names a tensor that holds NaN or infinity."""
+    if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
+        prove(numeric, checkpoint.config)
     weights: dict[str, Tensor] = {}
     for name, entry in checkpoint.tensors.items():
-        weights[name] = torch.empty(entry.shape, dtype=numeric.torch_dtype, device=numeric.torch_device)
+        weights[name] = _room(entry, numeric)
         read_into(entry, weights[name])
         if not all_finite(weights[name]):
             raise InputError(f"{entry.path}: tensor {entry.name}: expected finite values, found NaN or infinity")
     rules = None
     if checkpoint.contract is not None:
         rules = RoleRules.from_contract(checkpoint.contract, str(checkpoint.directory / "contract.json"))
-    return Decoder(checkpoint.config, weights, numeric, rules)
+    return Decoder(checkpoint.config, _HandedOver(weights), numeric, rules)
+
+
+class _HandedOver(dict[str, Tensor]):
+    """Weights that leave with their first reader, so that one which a kernel packs does not stay here as well."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.pop(name)
+
+    def get(self, name: str, default: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
+        return self.pop(name, default)
+
+
+def _room(entry: TensorEntry, numeric: NumericContract) -> Tensor:
+    """Memory for one tensor in the model dtype; a file can be sparse and claim more than any machine has."""
+    try:
+        return torch.empty(entry.shape, dtype=numeric.torch_dtype, device=numeric.torch_device)
+    except RuntimeError:  # torch's name for an allocation that failed, on any device
+        size = math.prod(entry.shape) * numeric.torch_dtype.itemsize
+        raise InputError(
+            f"{entry.path}: tensor {entry.name}: expected {size} bytes of free memory, found less"
+        ) from None
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -16,6 +16,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, 
 KERNELS = {  # the short form: attention kernel, linear kernel
     "repeat_kv": ("repeat_kv", "plain"),
     "packed_gqa": ("packed_gqa", "plain"),
+    "invariant": ("blocked", "tiled"),
 }
 DEFAULT_THREADS = 2
 

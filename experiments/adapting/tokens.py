@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
+from decode.text import load_tokenizer
 from minimodel.errors import InputError, refuse
-from minimodel.files import read_bytes
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,21 @@ def add_delimiters(
     vocab_size: the rows of the base's embedding. Spare rows are used first; `rows` exceeds it only when they run out,
     and is never below it. names: the opening and the closing delimiters; likes: the token that each kind copies.
     """
-    tokenizer = _load(path)
+    tokenizer = load_tokenizer(path)
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     if largest >= vocab_size:
         raise refuse(f"{path}: ids", f"below the base's vocab_size {vocab_size}", largest)
-    kept, ids, sources = [], {}, {}
+    kept: list[str] = []
+    ids: dict[str, int] = {}
+    sources: dict[int, int] = {}
     for name, like in ((name, like) for group, like in zip(names, likes) for name in group):
         token = tokenizer.token_to_id(name)
         if token is None:
             source = _existing(tokenizer, like, path)
             tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)])
             token = tokenizer.token_to_id(name)
+            assert token is not None, f"{name} was just added"
             sources[token] = source
         elif token in special:
             kept.append(name)
@@ -66,11 +69,3 @@ def _existing(tokenizer: Tokenizer, name: str, path: Path) -> int:
             "choose others with --open-like and --close-like"
         )
     return token
-
-
-def _load(path: Path) -> Tokenizer:
-    data = read_bytes(path)
-    try:
-        return Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises plain Exception for every defect of the file
-        raise InputError(f"{path}: not a tokenizer ({' '.join(str(error).split())[:160]})") from None

@@ -20,7 +20,7 @@ def explain_row(left: Run, right: Run, row: str, rerun: Rerun | None) -> list[Fi
     if at is not None:
         return [_prefix_finding(left, right, row, at)]
     findings = []
-    for arm in (name for name in mine["arms"] if name in theirs["arms"]):
+    for arm in (name for name in mine["arms"] if name in theirs["arms"] and not _repeats((mine, theirs), name)):
         sides = (mine["arms"][arm], theirs["arms"][arm])
         finding = Finding(arm)
         moved = any(sides[0][key] != sides[1][key] for key in ("cache_sha256", "logits_sha256"))
@@ -36,6 +36,14 @@ def explain_row(left: Run, right: Run, row: str, rerun: Rerun | None) -> list[Fi
                 step_from_kernels(finding, rerun, arm, tokens)
         findings.append(finding)
     return findings
+
+
+def _repeats(rows: tuple[dict[str, Any], dict[str, Any]], arm: str) -> bool:
+    """A replica that is equal to its original on both sides would only say the original's findings again."""
+    original = arm.removesuffix("_replica")
+    keys = ("cache_sha256", "logits_sha256", "suffix", "margins")
+    pairs = [(row["arms"][arm], row["arms"].get(original, {})) for row in rows]
+    return original != arm and all(one[key] == two.get(key) for one, two in pairs for key in keys)
 
 
 def _from_saved_files(finding: Finding, left: Run, right: Run, row: str, arm: str) -> None:
@@ -89,7 +97,7 @@ def _prefix_finding(left: Run, right: Run, row: str, at: int) -> Finding:
         margin = margins[index] if 0 <= index < len(margins) else None
         shown.append(f"{prefix[at] if at < len(prefix) else 'nothing'} (margin {margin})")
     finding.notes.append(f"the prefixes part at token {at}: A {shown[0]}, B {shown[1]}; arms are not comparable")
-    paths = [run.path / TRACES / file_name(run.rows[row]["row"], "live") for run in (left, right)]
-    if all(path.is_file() for path in paths):
-        finding.first = common_prefix_step(*paths, at)
+    mine, theirs = (run.path / TRACES / file_name(run.rows[row]["row"], "live") for run in (left, right))
+    if mine.is_file() and theirs.is_file():
+        finding.first = common_prefix_step(mine, theirs, at)
     return finding

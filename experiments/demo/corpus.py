@@ -29,9 +29,7 @@ LENGTH_MULTIPLE = 32  # the CPU library prepares a kernel for every new shape
 POOL_BATCHES = 16  # batches sorted by length together
 MERGE_QUOTES = 4  # the first numbers in merge: three results and the one it keeps
 COPIED = frozenset(w.NAMES + w.OBJECTS)
-SIGNS = frozenset(
-    ("+", "-", "gains", "losses", *w.GAIN_STEPS, *w.LOSS_STEPS)
-)
+SIGNS = frozenset(("+", "-", "gains", "losses", *w.GAIN_STEPS, *w.LOSS_STEPS))
 VERDICTS = frozenset(w.OTHER + w.SAME)
 
 

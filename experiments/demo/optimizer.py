@@ -68,9 +68,7 @@ def save_state(
     partial.replace(path)
 
 
-def load_state(
-    path: Path, plan: Mapping[str, str], parameters: Mapping[str, Parameter], optimizer: Optimizer
-) -> int:
+def load_state(path: Path, plan: Mapping[str, str], parameters: Mapping[str, Parameter], optimizer: Optimizer) -> int:
     """Fills parameters and moments in place; returns the number of steps done. InputError for another plan's state."""
     moments: dict[str, dict[int, dict[str, Tensor]]] = {"muon": {}, "adamw": {}}
     with safe_open(path, framework="pt") as file:

@@ -162,9 +162,7 @@ def kept_result(results: tuple[int, int, int]) -> int:
     return second if second == third else first
 
 
-def merge_pieces(
-    rng: random.Random, problem: Problem, results: tuple[int, int, int]
-) -> tuple[list[Piece], str]:
+def merge_pieces(rng: random.Random, problem: Problem, results: tuple[int, int, int]) -> tuple[list[Piece], str]:
     """Merge's text for three branch results, and the letter it arrives at (the nearest choice where none fits)."""
     kept, ordinals = kept_result(results), rng.choice(w.ORDINALS)
     first, second, third = (f"{order} {result}" for order, result in zip(ordinals, results, strict=True))

@@ -11,9 +11,22 @@ SHE_NAMES = ("Maya", "Nora", "Lena", "Ines", "Ruth", "Tara", "Olga", "Vera", "An
 HE_NAMES = ("Omar", "Felix", "Hugo", "Ivan", "Paul", "Seth", "Tom", "Leo", "Karl", "Ben")
 NAMES = SHE_NAMES + HE_NAMES
 OBJECTS = (
-    "marbles", "stamps", "shells", "coins", "pencils", "buttons", "cards", "beads", "stickers", "ribbons", "badges",
-    "apples", "lemons", "candles",
-    "postcards", "keys",
+    "marbles",
+    "stamps",
+    "shells",
+    "coins",
+    "pencils",
+    "buttons",
+    "cards",
+    "beads",
+    "stickers",
+    "ribbons",
+    "badges",
+    "apples",
+    "lemons",
+    "candles",
+    "postcards",
+    "keys",
 )
 
 STARTS = (
@@ -29,9 +42,18 @@ EVENT_OPENINGS = ("On", "Then on", "Later, on", "And on", "Next, on")
 GAIN_VERBS = ("finds", "buys", "wins", "collects", "receives", "earns", "gathers", "adds")
 LOSS_VERBS = ("loses", "sells", "breaks", "drops", "donates", "lends", "discards", "spends")
 TAILS = (
-    "at the market", "at school", "in the park", "at a fair", "on the way home", "near the river", "in the yard",
-    "at the station", "by the bridge",
-    "at the club", "during a game", "on the bus",
+    "at the market",
+    "at school",
+    "in the park",
+    "at a fair",
+    "on the way home",
+    "near the river",
+    "in the yard",
+    "at the station",
+    "by the bridge",
+    "at the club",
+    "during a game",
+    "on the bus",
 )
 FILLERS = (
     "The weather is warm and a soft wind blows.",
@@ -61,33 +83,51 @@ QUESTIONS = (
 
 BRANCH_INTROS = {
     "told": (
-        "Follow the story as told.", "Take the events in order.", "Go through the story line by line.",
+        "Follow the story as told.",
+        "Take the events in order.",
+        "Go through the story line by line.",
         "Keep the order of the story.",
-        "Read from the start.", "Step by step.",
+        "Read from the start.",
+        "Step by step.",
     ),
     "gains": (
-        "First all gains, losses after.", "Count what comes in before what goes out.", "Gains go first here.",
+        "First all gains, losses after.",
+        "Count what comes in before what goes out.",
+        "Gains go first here.",
         "Begin by adding.",
-        "Add up every gain, subtract later.", "Start on the side of the gains.",
+        "Add up every gain, subtract later.",
+        "Start on the side of the gains.",
     ),
     "losses": (
-        "First all losses, gains after.", "Count what goes out before what comes in.", "Losses go first here.",
+        "First all losses, gains after.",
+        "Count what goes out before what comes in.",
+        "Losses go first here.",
         "Begin by subtracting.",
-        "Take off every loss, add later.", "Start on the side of the losses.",
+        "Take off every loss, add later.",
+        "Start on the side of the losses.",
     ),
 }
 BRANCH_STARTS = (
-    "{N} has {s} {o}.", "At first {N} has {s} {o}.", "We know {N} owns {s} {o}.", "The count for {N} is {s} {o}.",
+    "{N} has {s} {o}.",
+    "At first {N} has {s} {o}.",
+    "We know {N} owns {s} {o}.",
+    "The count for {N} is {s} {o}.",
     "From {N} we have {s} {o}.",
     "Initially {N} holds {s} {o}.",
 )
 TURNS = {
     "gains": (
-        "Now the gains.", "Next come the gains.", "The gains remain.", "Turn to the gains.",
+        "Now the gains.",
+        "Next come the gains.",
+        "The gains remain.",
+        "Turn to the gains.",
         "What is left are the gains.",
     ),
     "losses": (
-        "Now the losses.", "Next come the losses.", "The losses remain.", "Turn to the losses.",
+        "Now the losses.",
+        "Next come the losses.",
+        "The losses remain.",
+        "Turn to the losses.",
         "What is left are the losses.",
     ),
 }
@@ -105,9 +145,21 @@ BRANCH_ENDS = (
 )
 
 MERGE_OPENINGS = (
-    "Side by side,", "Looking back,", "To compare,", "In summary,", "Checking all of them,", "Put together,",
-    "Let us see:", "We compare:", "Now",
-    "As for the results,", "Taken together,", "Of the three,", "Comparing,", "When we look again,", "Here",
+    "Side by side,",
+    "Looking back,",
+    "To compare,",
+    "In summary,",
+    "Checking all of them,",
+    "Put together,",
+    "Let us see:",
+    "We compare:",
+    "Now",
+    "As for the results,",
+    "Taken together,",
+    "Of the three,",
+    "Comparing,",
+    "When we look again,",
+    "Here",
     "Overall,",
 )
 ORDINALS = (("first", "second", "third"), ("one", "two", "three"))
@@ -115,19 +167,32 @@ SEPARATORS = (", ", "; ", ", and ", ", then ")
 AGREE_ALL = ("All three agree on", "Every one says", "They all meet at", "No doubt about")
 AGREE_TWO = ("Two of them agree on", "Most say", "The majority is", "Two against one for")
 AGREE_NONE = (
-    "They differ, we trust", "None agree, take", "Three different results, we stay with", "Without agreement, use",
+    "They differ, we trust",
+    "None agree, take",
+    "Three different results, we stay with",
+    "Without agreement, use",
 )
 OUR_VERBS = ("we have", "ours is", "we got", "our count is", "we found", "the result is")
 OTHER = ("different", "other", "wrong")
 SAME = ("same", "equal", "right")
 CONCLUSIONS = (
-    "So the letter is", "Thus we pick", "That makes it", "Hence we choose", "This points to", "We settle on",
+    "So the letter is",
+    "Thus we pick",
+    "That makes it",
+    "Hence we choose",
+    "This points to",
+    "We settle on",
 )
 NEAREST = ("None fits, nearest is", "Nothing fits, closest is")
 ANSWERS = (
-    "The answer is {s}.", "Answer: {s}", "Final answer: {s}", "The correct answer is {s}.", "Our answer is {s}.",
+    "The answer is {s}.",
+    "Answer: {s}",
+    "Final answer: {s}",
+    "The correct answer is {s}.",
+    "Our answer is {s}.",
     "So the answer is {s}.",
-    "We find the answer is {s}.", "My answer is {s}.",
+    "We find the answer is {s}.",
+    "My answer is {s}.",
 )
 
 LETTERS = ("A", "B", "C", "D")

@@ -25,6 +25,11 @@ def read_ledger(path: Path) -> tuple[list[dict[str, Any]], int]:
     return rows, len(tail)
 
 
+def torn_bytes(path: Path) -> int:
+    """Bytes after the last line break of a file of lines, 0 for a whole one or none."""
+    return len(path.read_bytes().rpartition(b"\n")[2]) if path.exists() else 0
+
+
 def drop_tail(path: Path, size: int) -> None:
     """Cuts `size` torn bytes off the end; complete rows keep theirs."""
     with open(path, "r+b") as file:

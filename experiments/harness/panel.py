@@ -32,7 +32,7 @@ def shortfall(counts: Mapping[str, Any]) -> str:
     """A sentence where a stratum holds fewer rows than the design wants; empty otherwise."""
     short = [
         f"{counts['selected'][stratum]} of {wanted} {stratum}{'' if stratum == 'rows' else ' rows'} "
-        f"(the source run has {counts['available'][stratum]})"
+        f"(the source has {counts['available'][stratum]})"
         for stratum, wanted in counts["wanted"].items()
         if counts["selected"][stratum] < wanted
     ]

@@ -5,6 +5,8 @@ import time
 
 import click
 
+from experiments.harness.exits import one_line
+
 PLAIN_SECONDS = 10.0
 TERMINAL_SECONDS = 0.1
 
@@ -23,7 +25,7 @@ class Progress:
 
     def row(self, name: str) -> None:
         """A row begins."""
-        self._row, self.arms = name, {}
+        self._row, self.arms = one_line(name)[:60], {}  # an id may hold a terminal's control sequences
 
     def arm(self, name: str) -> None:
         """An arm of the row begins."""

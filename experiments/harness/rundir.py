@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.canonical import canonical, sha256_file, sha256_text
-from experiments.harness.ledger import append_line, append_row, drop_tail, read_ledger, write_whole
+from experiments.harness.ledger import append_line, append_row, drop_tail, read_ledger, torn_bytes, write_whole
 from minimodel.errors import InputError
 from minimodel.files import read_json_object
 
@@ -45,6 +45,9 @@ class RunDirectory:
             raise InputError(f"{path / ROWS}: expected rows in the manifest's order, found {order[:3]!r}...")
         if self.dropped:
             drop_tail(path / ROWS, self.dropped)
+        torn = torn_bytes(path / TIMING)
+        if torn:  # the next line would otherwise be glued to it
+            drop_tail(path / TIMING, torn)
 
     def append(self, row: dict[str, Any], timing: dict[str, Any]) -> None:
         """Adds a finished row; its timing goes to a file of its own, so that two runs write one and the same ledger."""
@@ -113,9 +116,16 @@ def differing_fields(wanted: Any, found: Any, at: str = "") -> list[str]:
             for key in keys
             for line in differing_fields(wanted.get(key), found.get(key), f"{at}.{key}" if at else str(key))
         ]
+    if _records(wanted) and _records(found) and len(wanted) == len(found):  # the numeric contracts
+        pairs = enumerate(zip(wanted, found))
+        return [line for i, (mine, theirs) in pairs for line in differing_fields(mine, theirs, f"{at}[{i}]")]
     if wanted == found and type(wanted) is type(found):
         return []
     return [f"{at}: expected {_short(wanted)}, found {_short(found)}"]
+
+
+def _records(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
 
 
 def _short(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from decode.greedy import RowFailure
-from experiments.harness.exits import DONE, GATE_FAILED
+from experiments.harness.exits import DONE, GATE_FAILED, one_line
 from experiments.harness.progress import Progress
 from experiments.harness.rows import failed_row
 from experiments.harness.rundir import RunDirectory, row_key
@@ -53,7 +53,7 @@ def run_plan(plan: Plan, out: Path, fresh: bool, quiet: bool) -> int:
         stopped = _run_rows(plan, directory, progress)
         progress.close()
         if stopped:
-            click.echo(f"preflight failed: {stopped}; the run in {out} stopped before the remaining rows")
+            click.echo(f"preflight failed: {one_line(stopped)}; the run in {out} stopped before the remaining rows")
             return GATE_FAILED
         summary = plan.summarise(directory.rows)
         directory.finish(summary, plan.report(directory.manifest, summary))

@@ -1,6 +1,5 @@
 """Task files: JSON lines with id, question, choices and answer; every row is checked before the first is decoded."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,11 +7,12 @@ from decode.contract import Contract
 from decode.state import State
 from decode.text import LETTERS
 from minimodel.errors import InputError
-from minimodel.files import read_bytes
+from minimodel.files import parse_json, read_bytes
 
-MAX_TASK_BYTES = 256 * 1024 * 1024
+MAX_TASK_BYTES = 64 * 1024 * 1024  # a million short rows; read, they take about twenty times as much
+MAX_LINE_BYTES = 1024 * 1024  # far beyond any context; the tokenizer would need a hundred times as much
 KEYS = {"id", "question", "choices", "answer"}
-SHOWN = 12
+SHOWN, SHOWN_ID = 12, 60  # faults listed in a message, and characters of an id
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def load_tasks(path: Path, limit: int | None) -> tuple[list[Task], bytes]:
             continue
         task = _parse(line)
         if isinstance(task, Task) and task.id in seen:
-            task = f"id {task.id!r} appears twice"
+            task = f"id {task.id[:SHOWN_ID]!r} appears twice"
         if isinstance(task, str):
             faults.append(f"line {number}: {task}")
             continue
@@ -60,11 +60,12 @@ def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Pat
         try:
             state = State.prompt(contract, task.question, task.choices)
         except InputError as error:
-            faults.append(f"task {task.id!r}: {error}")
+            faults.append(f"task {task.id[:SHOWN_ID]!r}: {error}")
             continue
         longest = contract.prefix_limit(len(state)) + contract.suffix_limit()
         if longest > context:
-            faults.append(f"task {task.id!r}: prompt of {len(state)} tokens may reach {longest}, context {context}")
+            reach = f"prompt of {len(state)} tokens may reach {longest}, context {context}"
+            faults.append(f"task {task.id[:SHOWN_ID]!r}: {reach}")
         states.append(state)
     _refuse(faults, path)
     return states
@@ -78,15 +79,18 @@ def _refuse(faults: list[str], path: Path) -> None:
 
 def _parse(line: bytes) -> Task | str:
     """The task, or what is wrong with it."""
+    if len(line) > MAX_LINE_BYTES:
+        return f"expected at most {MAX_LINE_BYTES} bytes, found {len(line)}"
     try:
-        raw = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        return f"expected JSON, found {' '.join(str(error).split())[:100]}"
+        raw = parse_json(line, "row")
+    except InputError as error:
+        return str(error)
     if not isinstance(raw, dict) or set(raw) != KEYS:
         return "expected an object with exactly id, question, choices, answer"
     for key in ("id", "question", "answer"):
         if not isinstance(raw[key], str) or not raw[key].strip():
-            return f"{key}: expected text, found {str(raw[key])[:40]!r}"
+            found = repr(raw[key][:40]) if isinstance(raw[key], str) else type(raw[key]).__name__
+            return f"{key}: expected text, found {found}"
     choices = raw["choices"]
     if (
         not isinstance(choices, list)

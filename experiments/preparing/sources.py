@@ -161,9 +161,10 @@ def _choices(row: dict[str, Any], used: dict[str, Any]) -> tuple[list[str], str 
             x for key in used["incorrect"] for x in (row[key] if isinstance(row.get(key), list) else [row.get(key)])
         ]
         texts = [row.get(used["correct"]), *wrong]
-        if len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
+        found = [text.strip() for text in texts if isinstance(text, str) and text.strip()]
+        if len(texts) < 2 or len(found) < len(texts):
             return ["expected a correct and at least one incorrect choice, each a text"], None
-        return [text.strip() for text in texts], texts[0].strip()
+        return found, found[0]
     answer, choices = row.get(used["answer"]), row.get(used.get("choices", ""), [])
     if not isinstance(choices, list) or not all(isinstance(text, str) and text.strip() for text in choices):
         return [f"{used.get('choices')}: expected a list of texts"], None

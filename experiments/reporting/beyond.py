@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from experiments.harness.causes_rules import ULPS
 from experiments.harness.markdown import number, rate
 from experiments.reporting.document import Block, Figure, Table, table
+from experiments.reporting.drawing import colour, decades, figure, legend, line_look
 from experiments.reporting.grids import box, plain
-from experiments.reporting.plots import colour, decades, figure, legend, line_look
 from experiments.reporting.runs import Run
 from experiments.reporting.values import scalar, words
 

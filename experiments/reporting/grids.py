@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments.reporting.document import Figure, table
-from experiments.reporting.plots import colour, figure
+from experiments.reporting.drawing import colour, figure
 from minimodel.roles import ROLE_NAMES
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def transplant_figure(name: str, label: str, rows: Sequence[dict[str, Any]]) -> 
         name,
         3.1,
         draw,
-        f"{label}: whose suffix each of the {len(divergent)} divergent rows follows. If the cache carries the "
-        "trajectory, columns are alike and rows are not.",
+        f"{label}: whose suffix each of the {len(divergent)} divergent rows follows. Where the cache "
+        "carries the trajectory, every column holds one kind.",
         f"A grid of two recipients against two cache donors. {told}.",
         table("Rows by the suffix they follow", ["state", "incremental", "prefill", "neither"], lines),
     )

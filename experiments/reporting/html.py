@@ -1,7 +1,6 @@
 """The report as one HTML page: no script, no outside reference, works from a file, on paper and in the dark."""
 
 import html
-from collections.abc import Sequence
 
 from experiments.reporting.document import (
     Alert,
@@ -27,7 +26,7 @@ def render_html(report: Report) -> str:
     """The whole page."""
     sections = [block for block in report.blocks if isinstance(block, Section)]
     contents = "".join(f"<li>{_cell(Link(one.title, one.anchor))}</li>" for one in sections)
-    body = "\n".join(_block(block, level=2) for block in report.blocks)
+    body = "\n".join(_block(block, level=2, within="") for block in report.blocks)
     title = _text(report.title)
     return (
         "<!DOCTYPE html>\n"
@@ -52,7 +51,8 @@ def _cell(cell: Cell) -> str:
     return _text(cell)
 
 
-def _block(block: Block, level: int) -> str:
+def _block(block: Block, level: int, within: str) -> str:
+    """One block. within: the title of the section around it, which tells tables of one caption apart."""
     match block:
         case Paragraph(text):
             return f"<p>{_text(text)}</p>"
@@ -62,9 +62,9 @@ def _block(block: Block, level: int) -> str:
         case Verdict(text):
             return f'<p class="verdict">{_text(text)}</p>'
         case Table():
-            return _folded(block.caption, _table(block)) if block.folded else _table(block)
+            return _folded(block.caption, _table(block, within)) if block.folded else _table(block, within)
         case Figure():
-            return _figure(block)
+            return _figure(block, within)
         case Section():
             return _section(block, level)
 
@@ -74,21 +74,21 @@ def _section(section: Section, level: int) -> str:
     anchor = _text(section.anchor)
     return (
         f'<section id="{anchor}" aria-labelledby="{anchor}-title">\n'
-        f'<{tag} id="{anchor}-title">{_text(section.title)}</{tag}>\n{_blocks(section.blocks, level + 1)}\n</section>'
+        f'<{tag} id="{anchor}-title">{_text(section.title)}</{tag}>\n{_blocks(section, level + 1)}\n</section>'
     )
 
 
-def _blocks(blocks: Sequence[Block], level: int) -> str:
+def _blocks(section: Section, level: int) -> str:
     """Neighbouring figures share a row where the page is wide enough."""
     parts: list[str] = []
     row: list[str] = []
-    for block in blocks:
+    for block in section.blocks:
         if isinstance(block, Figure):
-            row.append(_figure(block))
+            row.append(_figure(block, section.title))
             continue
         parts.extend(_figure_row(row))
         row = []
-        parts.append(_block(block, level))
+        parts.append(_block(block, level, section.title))
     return "\n".join([*parts, *_figure_row(row)])
 
 
@@ -96,7 +96,7 @@ def _figure_row(row: list[str]) -> list[str]:
     return ['<div class="figures">\n' + "\n".join(row) + "\n</div>"] if row else []
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, within: str) -> str:
     caption = _text(table.caption)
     wide = ' class="wide"' if len(table.header) > 4 else ""
     header = "".join(f'<th scope="col">{_cell(cell)}</th>' for cell in table.header)
@@ -108,7 +108,7 @@ def _table(table: Table) -> str:
         for row in table.rows
     )
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}">\n'
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{_text(within)}: {caption}">\n'
         f"<table{wide}>\n<caption>{caption}</caption>\n"
         f"<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
     )
@@ -118,16 +118,16 @@ def _folded(summary: str, content: str) -> str:
     return f"<details>\n<summary>{_text(summary)}</summary>\n{content}\n</details>"
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Figure, within: str) -> str:
     """The drawing, its caption, and its numbers on demand; without a drawing the numbers stand open."""
     name = _text(figure.name)
     if figure.svg is None:
         return (
-            f'<figure id="figure-{name}">\n{_table(figure.data)}\n'
+            f'<figure id="figure-{name}">\n{_table(figure.data, within)}\n'
             f"<figcaption>{_text(figure.caption)}</figcaption>\n</figure>"
         )
     drawing = inline(figure.svg, figure.name, _text(figure.alternative))
     return (
         f'<figure id="figure-{name}">\n{drawing}\n<figcaption>{_text(figure.caption)}</figcaption>\n'
-        f"{_folded('The numbers of this figure', _table(figure.data))}\n</figure>"
+        f"{_folded('The numbers of this figure', _table(figure.data, within))}\n</figure>"
     )

@@ -10,10 +10,10 @@ from decode.state import State
 from experiments.harness.canonical import sha256_file
 from experiments.harness.markdown import rate
 from experiments.harness.rundir import INFORMATION, ROWS
-from experiments.reporting.document import Alert, Block, Paragraph, Section, Table, Verdict, table
+from experiments.reporting.document import Alert, Block, Cell, Paragraph, Section, Table, Verdict, table
 from experiments.reporting.grids import mask_figure, role_label, visibility_figure
 from experiments.reporting.runs import Run, pairs
-from experiments.reporting.sections import head
+from experiments.reporting.tables import head
 from experiments.reporting.values import scalar, words
 from minimodel.checkpoint import file_digests
 from minimodel.errors import InputError
@@ -27,7 +27,7 @@ def glance(runs: Sequence[Run]) -> Section:
     gates = sum(count["of"] for run in runs if run.summary for count in run.summary.get("gates", {}).values())
     passed = f"{len(runs)} runs, {sum(len(run.rows) for run in runs)} rows, {gates} gate checks: all passed."
     verdict: list[Block] = [Alert(fault) for fault in faults] if faults else [Verdict(passed)]
-    lines = [
+    lines: list[list[Cell]] = [
         [head(run), run.experiment, ", ".join(run.dtypes), str(len(run.rows)), _gates(run), "; ".join(headlines(run))]
         for run in runs
     ]
@@ -48,8 +48,20 @@ def headlines(run: Run) -> list[str]:
     recovery = summary.get("endpoints", {}).get("bidirectional_donor_recovery")
     if recovery:
         found.append(f"suffix follows the cache both ways {rate(recovery)}")
+    if "token_disagreement" in summary:
+        found.append(f"tokens of one copy and of two differ {rate(summary['token_disagreement'])}")
+    for dtype, verdicts in summary.get("verdicts", {}).items():
+        one = verdicts["cache"]
+        told = f"{one['default_differs']} by default, {one['invariant_differs']} with both kernels invariant"
+        found.append(f"{dtype} rows whose cache differs: {told}")
     if "all" in summary.get("identity", {}):
         found.append(f"equal in every bit {rate(summary['identity']['all'])}")
+    if "joined" in summary:
+        found.append(f"{summary['rows'] - len(summary['failed_rows'])}/{summary['rows']} joined rows agree")
+    for site in ("keys", "values"):
+        followed = [one["donor"] for one in summary.get("sites", {}).get(site, {}).values()]
+        if followed:
+            found.append(f"{site} alone move the suffix {' and '.join(rate(one) for one in followed)}")
     if summary.get("interpretation"):
         found.append(str(summary["interpretation"]))
     return found
@@ -171,7 +183,7 @@ def _decoded(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], list[in
     """Every row that keeps its prefix and a whole suffix, with the suffix of its first arm."""
     for run in runs:
         for row in run.rows:
-            arm = next(iter(row.get("arms", {}).values()), {})
+            arm: dict[str, Any] = next(iter(row.get("arms", {}).values()), {})
             if "prefix" in row and "suffix" in arm:
                 yield run, row, arm["suffix"]
 

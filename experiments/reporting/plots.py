@@ -7,52 +7,30 @@ own beyond medians of what the ledger holds. Series differ by marker and line as
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments.harness.markdown import number, rate
-from experiments.reporting.document import Figure, Table, table
+from experiments.reporting.document import Figure, table
+from experiments.reporting.drawing import (
+    bar,
+    colour,
+    decades,
+    figure,
+    legend,
+    line_look,
+    look,
+    name_rows,
+    whole_numbers,
+)
 from experiments.reporting.runs import Pair
-from experiments.reporting.style import PALETTE, SERIES
-from experiments.reporting.svg import SETTINGS, available, drawing, to_svg
+from experiments.reporting.style import SERIES
 from experiments.reporting.values import change, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH = 5.4  # inches; at a phone's width the text is still 10 px high
-MARKERS = "osD^"
-LINES = ("-", "--", "-.", ":")
 ENDPOINTS = ("suffix_disagreement", "merge_disagreement", "answer_disagreement", "correctness_disagreement")
-
-
-def colour(name: str) -> str:
-    """The light colour of a palette entry; the page swaps it for the reader's."""
-    return PALETTE[name][0]
-
-
-def figure(
-    name: str, height: float, draw: Callable[["Axes"], None], caption: str, alternative: str, data: Table
-) -> Figure:
-    """One set of axes, drawn by `draw` where matplotlib is installed."""
-    if not available():
-        return Figure(name, caption, alternative, data, None)
-    import matplotlib
-
-    with matplotlib.rc_context(SETTINGS):
-        made = drawing(WIDTH, height)
-        draw(made.add_subplot())
-        return Figure(name, caption, alternative, data, to_svg(made, name))
-
-
-def look(index: int) -> dict[str, Any]:
-    """Colour and marker of a series."""
-    return {"color": colour(SERIES[index % 4]), "marker": MARKERS[index % 4]}
-
-
-def line_look(index: int) -> dict[str, Any]:
-    """Lines in couples: one colour a couple, its two lines solid and dashed."""
-    return {"color": colour(SERIES[index // 2 % 4]), "marker": MARKERS[index % 4], "linestyle": LINES[index % 2]}
 
 
 def rates_figure(name: str, pairs: Sequence[Pair]) -> Figure:
@@ -64,14 +42,14 @@ def rates_figure(name: str, pairs: Sequence[Pair]) -> Figure:
             for place, key in enumerate(endpoints):
                 block = pair.summary.get(key)
                 if block and block["rate"] is not None:
-                    _bar(
+                    bar(
                         axes,
                         block["rate"] * 100,
                         [b * 100 for b in block["wilson_95"]],
                         _place(place, index, pairs),
                         index,
                     )
-        _rows(axes, [words(key).removesuffix(" disagreement") for key in endpoints])
+        name_rows(axes, [words(key).removesuffix(" disagreement") for key in endpoints])
         axes.set_xlim(-2, 102)
         axes.set_xlabel("rows that disagree, %")
         legend(axes, [pair.label for pair in pairs], [{"linewidth": 2.2, **look(i)} for i in range(len(pairs))])
@@ -97,8 +75,8 @@ def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure:
         for index, pair in enumerate(pairs):
             block = pair.summary["accuracy"]
             if block["difference_points"] is not None:
-                _bar(axes, block["difference_points"], block["bootstrap_95"], index, index)
-        _rows(axes, [pair.label for pair in pairs])
+                bar(axes, block["difference_points"], block["bootstrap_95"], index, index)
+        name_rows(axes, [pair.label for pair in pairs])
         reach = max([5.0, *(abs(b) for pair in pairs for b in pair.summary["accuracy"]["bootstrap_95"] or [])])
         axes.set_xlim(-1.1 * reach, 1.1 * reach)
         axes.set_xlabel("accuracy, second arm minus first, points")
@@ -135,7 +113,7 @@ def divergence_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
             axes.hist(indices, bins=edges, alpha=0.75, edgecolor=colour("page"), **style)  # type: ignore[arg-type]
         axes.set_xlabel("first differing token, counted from the boundary")
         axes.set_ylabel("rows")
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        whole_numbers(axes.yaxis)
         legend(axes, [pair.label for pair, _ in shown], [{"patch": colour(SERIES[i % 4])} for i in range(len(shown))])
 
     lines = [[f"{a} to {b - 1}", *(str(c[k]) for c in counts)] for k, (a, b) in enumerate(itertools.pairwise(edges))]
@@ -169,7 +147,7 @@ def drift_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
             heights = [value if value else floor for value in curve]
             axes.plot(range(len(curve)), heights, markersize=4, linewidth=1.4, **line_look(index))
         decades(axes, floor, max(positive), any(value == 0 for _, curve in curves for value in curve))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        whole_numbers(axes.xaxis)
         axes.set_xlabel("layer")
         axes.set_ylabel("relative L2, median")
         legend(axes, [label for label, _ in curves], [line_look(i) for i in range(len(curves))])
@@ -189,17 +167,6 @@ def drift_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
     )
 
 
-def decades(axes: "Axes", floor: float, largest: float, exact: bool) -> None:
-    """A logarithmic axis whose floor stands for zero, which it could not show."""
-    powers = range(round(math.log10(floor)) + 1, math.ceil(math.log10(largest)) + 1)
-    ticks = [*([(floor, "exact")] if exact else []), *((10.0**power, f"1e{power}") for power in powers)]
-    axes.set_yscale("log")
-    axes.set_yticks([place for place, _ in ticks], [label for _, label in ticks])
-    axes.minorticks_off()
-    axes.set_ylim(floor / 1.6 if exact else floor * 6, 10.0 ** powers[-1] * 1.6)
-    axes.grid(axis="y", linewidth=0.7)
-
-
 def _medians(rows: Sequence[Sequence[float | None]]) -> list[float]:
     depth = max((len(row) for row in rows), default=0)
     columns = [[v for row in rows if k < len(row) and (v := row[k]) is not None] for k in range(depth)]
@@ -214,35 +181,6 @@ def _edges(largest: int) -> list[int]:
 
 def _place(place: int, index: int, series: Sequence[object]) -> float:
     return place + (index - (len(series) - 1) / 2) * min(0.25, 0.7 / len(series))
-
-
-def _bar(axes: "Axes", value: float, bounds: Sequence[float] | None, y: float, index: int) -> None:
-    if bounds is not None:
-        axes.plot(bounds, [y, y], color=look(index)["color"], linewidth=2.2, solid_capstyle="butt")
-    axes.plot([value], [y], markersize=6, linestyle="none", **look(index))
-
-
-def _rows(axes: "Axes", labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), labels, parse_math=False)
-    axes.set_ylim(len(labels) - 0.45, -0.55)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines["left"].set_visible(False)
-
-
-def legend(axes: "Axes", labels: Sequence[str], styles: Sequence[dict[str, Any]]) -> None:
-    """Above the axes, so that it never covers a mark. styles: line properties, or {"patch": COLOUR} for an area."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles: list[Any] = [
-        Patch(color=style["patch"], alpha=0.75) if "patch" in style else Line2D([], [], markersize=5, **style)
-        for style in styles
-    ]
-    made = axes.legend(handles, list(labels), loc="lower left", bbox_to_anchor=(0, 1), fontsize=9.5, borderpad=0.2)
-    for text in made.get_texts():
-        text.set_parse_math(False)
 
 
 def _rate(block: dict[str, Any] | None) -> str:

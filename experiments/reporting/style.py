@@ -50,6 +50,7 @@ tbody th {{ font-weight: 400; color: var(--muted); min-width: 9rem; }}
 td {{ min-width: 5rem; max-width: 34rem; }}
 .wide {{ width: max-content; }}
 .wide td {{ max-width: 17rem; }}
+.wide thead th {{ max-width: 8rem; }}
 .figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr));
   gap: 1.5rem 2.5rem; }}
 figure {{ margin: .5rem 0; min-width: 0; }}
@@ -64,6 +65,9 @@ summary {{ cursor: pointer; color: var(--muted); font-size: .9rem; }}
   figure, tr, .alert {{ break-inside: avoid; }}
   h2, h3, caption {{ break-after: avoid; }}
   table {{ font-size: 8pt; }}
+  figcaption, summary {{ font-size: 8.5pt; }}
+  .wide {{ width: 100%; font-size: 6.5pt; }}
+  .wide th, .wide td {{ min-width: 0; max-width: none; padding-right: .4rem; }}
   .figures {{ grid-template-columns: 1fr 1fr; }}
 }}
 """

@@ -2,7 +2,7 @@
 
 import io
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.reporting.style import PALETTE
 
@@ -30,7 +30,7 @@ def drawing(width: float, height: float) -> "Drawing":
     return made
 
 
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be read, searched and scaled
     "font.size": 10.5,
     "font.family": "sans-serif",
@@ -74,4 +74,4 @@ def inline(svg: str, name: str, label: str) -> str:
     # width and height go: the style sheet sizes the figure, the viewBox keeps its proportions
     text = re.sub(r'(<svg\b[^>]*?)\s+width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg\b[^>]*?)\s+height="[^"]*"', r"\1", text, count=1)
-    return re.sub(r"<svg\b", f'<svg role="img" aria-label="{label}"', text.strip(), count=1)
+    return text.strip().replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

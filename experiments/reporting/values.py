@@ -23,6 +23,8 @@ def describe(value: Any) -> str | None:
         first, second = value.values()
         return f"{first}/{second}"
     if {"median", "min", "max"} <= keys <= {"n", "median", "min", "max"}:
+        if value["median"] is None:
+            return "none"
         text = f"median {number(value['median'])}, range {number(value['min'])} to {number(value['max'])}"
         return f"{text} ({value['n']} rows)" if "n" in value else text
     if keys == {"min", "max"}:

@@ -25,7 +25,7 @@ def call(name: str, *arguments: object, cwd: Path) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cwd)
         patch.setattr("sys.argv", [name, *map(str, arguments)])
-        return CliRunner().invoke(main, [*map(str, arguments)])
+        return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
 
 
 def write_study(root: Path) -> Path:

@@ -21,7 +21,7 @@ def finished(study, tmp_path_factory):
     out = tmp_path_factory.mktemp("bridge") / "run"
     done = run(study, "bridge", out, *BF16)
     assert f"live and incremental equal: cache {ROWS}/{ROWS}" in done.stdout
-    assert f"Fewer rows than the design wants: {ROWS} of 12 rows (the source run has {ROWS})." in done.stdout
+    assert f"Fewer rows than the design wants: {ROWS} of 12 rows (the source has {ROWS})." in done.stdout
     return out
 
 

@@ -1,6 +1,7 @@
 """replication on a tiny pair of checkpoints: an outcome-blind panel on another checkpoint, and the frozen label."""
 
 import json
+import shutil
 
 import pytest
 
@@ -126,8 +127,6 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     nowhere = one_line(call("replication", *BF16, *inputs(study, **LATER), cwd=tmp_path))
     assert nowhere.endswith("make it with: python -m experiments.matrix --dtype bf16")
     # a checkpoint that reads tokens otherwise cannot share the bank
-    import shutil
-
     other = tmp_path / "other"
     shutil.copytree(study / "later", other)
     tokenizer = other / "tokenizer.json"

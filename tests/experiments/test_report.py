@@ -1,5 +1,6 @@
 """The report: every number is its summary's, every text is escaped, nothing is fetched, and failures are loud."""
 
+import itertools
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from experiments.harness.canonical import sha256_file
 from experiments.harness.markdown import rate
 from experiments.matrix import matrix_summary
 from experiments.reporting.document import (
@@ -34,12 +36,14 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """The page's elements: tags must nest, and tables become {caption: rows of cell texts}."""
+    """The page's elements: tags must nest, and tables become {caption: rows of cell texts}; where a
+    caption returns in another section, also {(heading, caption): rows}.
+    """
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.open, self.tags, self.ids, self.links, self.text = [], [], [], [], []
-        self.tables, self.rows, self.cell, self.caption = {}, [], None, ""
+        self.tables, self.rows, self.cell, self.caption, self.heading = {}, [], None, "", ""
         self.feed(text)
         self.close()
         assert not self.open, f"never closed: {self.open}"
@@ -55,7 +59,7 @@ class Page(HTMLParser):
             self.rows = []
         elif tag == "tr":
             self.rows.append([])
-        elif tag in ("td", "th", "caption"):
+        elif tag in ("td", "th", "caption", "h2"):
             self.cell = ""
 
     def handle_startendtag(self, tag, attributes):
@@ -70,8 +74,10 @@ class Page(HTMLParser):
             self.rows[-1].append(self.cell)
         elif tag == "caption":
             self.caption = self.cell
+        elif tag == "h2":
+            self.heading = self.cell
         elif tag == "table":
-            self.tables[self.caption] = self.rows
+            self.tables[self.caption] = self.tables[self.heading, self.caption] = self.rows
 
     def handle_data(self, data):
         self.text.append(data)
@@ -126,7 +132,7 @@ def test_every_value_of_every_summary_stands_in_the_page(page, runs):
 
 def test_the_paper_tables_hold_the_summaries_numbers(page, written, runs):
     matrix, fixed, transplant, replication = map(summary_of, runs)
-    cells = {row[0]: row[1:] for row in page.tables["prefill against live"]}
+    cells = {row[0]: row[1:] for row in page.tables["Prefill against live"]}
     assert cells["endpoint"] == ["matrix-bf16, bf16"]
     low, high = matrix["suffix_disagreement"]["wilson_95"]
     count, n = matrix["suffix_disagreement"]["count"], matrix["suffix_disagreement"]["n"]
@@ -138,18 +144,19 @@ def test_the_paper_tables_hold_the_summaries_numbers(page, written, runs):
     block = fixed["cross_precision"]["suffix_disagreement"]
     assert crossed["suffix disagreement"][:2] == [f"{block['bf16_count']}/{n}", f"{block['fp32_count']}/{n}"]
     assert f"{block['difference_points']:+.1f} points" in crossed["suffix disagreement"][3]
-    both = [rate(one["endpoints"]["bidirectional_donor_recovery"]) for one in (transplant, replication)]
-    assert any(row == ["bidirectional donor recovery", both[0]] for row in page.tables["endpoints"]) or any(
-        row[:1] == ["bidirectional donor recovery"] and both[0] in row[1] for row in page.tables["endpoints"]
-    )
+    titles = ("Whole-cache transplants", "Replication on another checkpoint")
+    for title, summary in zip(titles, (transplant, replication)):
+        shown = rate(summary["endpoints"]["bidirectional_donor_recovery"])
+        assert ["bidirectional donor recovery", shown] in page.tables[title, "Endpoints"]
     assert f"Frozen interpretation of replication-bf16: {replication['interpretation']}." in "".join(page.text)
 
 
 def test_the_tables_of_the_figures_agree_with_ledger_and_summary(page, runs):
     matrix, transplant = summary_of(runs[0]), summary_of(runs[2])
-    histogram = page.tables["Rows by first differing token"][1:]
+    matched, grids = "Retained live cache against prefill", "Whole-cache transplants"
+    histogram = page.tables[matched, "Rows by first differing token"][1:]
     assert sum(int(row[1]) for row in histogram) == matrix["first_divergence"]["n"]
-    grid = {row[0]: list(map(int, row[1:])) for row in page.tables["Rows by the suffix they follow"][1:]}
+    grid = {row[0]: list(map(int, row[1:])) for row in page.tables[grids, "Rows by the suffix they follow"][1:]}
     for arm, (state, order) in {
         "incremental_cache_into_prefill": ("prefill recipient, incremental cache", ("donor", "recipient", "neither")),
         "prefill_cache_into_incremental": ("incremental recipient, prefill cache", ("recipient", "donor", "neither")),
@@ -157,20 +164,23 @@ def test_the_tables_of_the_figures_agree_with_ledger_and_summary(page, runs):
         assert grid[state] == [transplant["grid"][arm][side] for side in order]
     divergent = transplant["endpoints"]["baseline_divergence"]["count"]
     assert grid["incremental recipient, incremental cache"] == [divergent, 0, 0]
-    first = page.tables["Median relative L2 by layer"]
-    assert len(first) == 1 + len(ledger(runs[0])[0]["comparisons"]["live:prefill"]["cache"]["layers"])
+    assert len(page.tables[matched, "Median relative L2 by layer"]) == 1 + len(
+        ledger(runs[0])[0]["comparisons"]["live:prefill"]["cache"]["layers"]
+    )
 
 
 def test_every_number_column_leads_to_the_run_it_comes_from(page, runs):
     assert len(page.ids) == len(set(page.ids)), "an id stands twice"
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
-    names = {row[1] for caption, rows in page.tables.items() if caption.startswith("Where ") for row in rows}
-    assert {str(path) for path in runs} <= names
+    for path in runs:
+        rows = page.tables[f"Where {path.name} comes from"]
+        assert ["directory", str(path)] in rows and ["ledger SHA-256", sha256_file(path / "rows.jsonl")] in rows
+        assert f"#run-{path.name.replace('_', '-')}" in page.links
 
 
 def test_the_page_fetches_nothing_and_runs_nothing(written):
     html, page = written[0], Page(written[0])
-    assert not re.search(r"https?:|//|@import|\bsrc\b|javascript:|data:", html)
+    assert not re.search(r"https?:|//|@import|(?<![-\w])src\s*=|javascript:|data:", html)
     assert set(re.findall(r"url\((.)", html)) <= {"#"}
     assert not {tag for tag, _ in page.tags} & {"script", "img", "link", "iframe", "object", "embed", "foreignobject"}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
@@ -184,7 +194,7 @@ def test_the_page_reads_without_seeing_it(written):
     assert [tag for tag, _ in page.tags].count("figure") == [tag for tag, _ in page.tags].count("figcaption") > 5
     assert all(named.get("scope") in ("row", "col") for tag, named in page.tags if tag == "th")
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
-    assert levels[0] == 1 and all(b - a <= 1 for a, b in zip(levels, levels[1:]))
+    assert levels[0] == 1 and all(b - a <= 1 for a, b in itertools.pairwise(levels))
 
 
 @pytest.mark.skipif(not available(), reason="matplotlib is not installed")
@@ -268,7 +278,7 @@ def test_an_unfinished_run_gives_no_numbers(runs, tmp_path):
     done = call("report", tmp_path / "matrix-cut", "--out", tmp_path / "out", cwd=tmp_path)
     assert done.exit_code == 3 and f"unfinished, 2 of {len(lines)} rows" in done.output
     page = Page((tmp_path / "out/report.html").read_text())
-    assert "prefill against live" not in page.tables
+    assert "Prefill against live" not in page.tables
 
 
 @pytest.mark.parametrize(
@@ -312,6 +322,6 @@ def test_an_experiment_never_heard_of_is_reported_whole(runs, tmp_path):
     (bad / "summary.json").write_text(json.dumps({"experiment": "novelty", **kept, **more}))
     assert call("report", bad, "--out", tmp_path / "out", cwd=tmp_path).exit_code == 0
     page = Page((tmp_path / "out/report.html").read_text())
-    assert page.tables["sites"][1] == ["layer 0, donor", "1/4 = 25.0 % [4.6, 69.9]"]
+    assert page.tables["Sites"][1] == ["layer 0, donor", "1/4 = 25.0 % [4.6, 69.9]"]
     assert page.tables["list, novel"] == [["a", "b"], ["1", "none"], ["2.5", ""]]
-    assert page.tables["Other values"][1] == ["note", "as <b>told</b>"]
+    assert page.tables["Values"][1] == ["note", "as <b>told</b>"]

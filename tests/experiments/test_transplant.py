@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 import experiments.harness.six_arms as six_arms
 import experiments.transplant as transplant
@@ -81,7 +82,7 @@ def test_the_strata_are_those_of_the_source_and_the_endpoints_count_them(finishe
     assert endpoints["bidirectional_donor_recovery"]["count"] == recovered
     assert all(sum(counts.values()) == divergent for counts in summary["grid"].values())
     report = (finished / "report.md").read_text()
-    assert f"{divergent} of 24 divergent rows (the source run has {divergent})" in report
+    assert f"{divergent} of 24 divergent rows (the source has {divergent})" in report
     assert "| divergent rows, arm | follows its donor | follows its recipient | neither |" in report
 
 
@@ -100,6 +101,7 @@ def test_the_selection_is_evenly_spaced_within_each_stratum():
 def test_a_recipient_tensor_that_stays_is_caught(study, tmp_path, monkeypatch):
     """The negative control of the provenance gate: one V tensor of the recipient is left in place."""
 
+    @torch.inference_mode()
     def partial(recipient, donor):
         result = take(recipient=recipient, donor=donor)
         if donor.construction == "incremental":
@@ -132,6 +134,7 @@ def test_a_transplant_that_takes_the_logits_or_the_storage_too_is_caught(study, 
 def test_another_raw_argmax_fails_the_row(study, tmp_path, monkeypatch):
     real = six_arms.build_prefill
 
+    @torch.inference_mode()
     def other(model, state):
         boundary = real(model, state)
         # beyond the tokenizer: never eligible, so that only the raw argmax moves

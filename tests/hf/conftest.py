@@ -8,16 +8,11 @@ from minimodel.decoder import Decoder
 from minimodel.load import load_model
 from minimodel.numerics import DTYPES, NumericContract
 from tests.hf import versions
-from tests.hf.inputs import Request, six_blocks
+from tests.hf.inputs import CONTENT, CONTRACT, WIDE, Request, six_blocks
 from tests.hf.reference import Reference
 from tests.hf.runs import Run, run_ours, run_theirs
 from tests.tiny import write_checkpoint
 
-# wide and long enough for the two SDPA kernels to differ in BF16 too: their sums differ late in FP32, and only a few
-# of them lie where BF16 rounds apart
-WIDE = {"hidden_size": 256}
-CONTRACT = {"caps": {"branch": 64, "merge": 64, "answer": 32}}
-CONTENT = (30, 25, 20, 22, 30, 20)
 CONSTRUCTIONS = ("prefill", "incremental", "chunks")
 
 

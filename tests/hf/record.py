@@ -7,8 +7,6 @@ transformers'. Hold the two runs against each other with `python -m experiments.
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from decode.state import State
 from experiments.harness.exits import run_command
 from experiments.harness.manifest import build_manifest
 from experiments.harness.markdown import closing_line
-from experiments.harness.options import DEMO, dtype_option
+from experiments.harness.options import dtype_option
 from experiments.harness.progress import Progress
 from experiments.harness.rows import Arm, replica_exact, row_entry
 from experiments.harness.runner import Plan, run_plan
@@ -28,8 +26,9 @@ from experiments.harness.saving import Saving, saving_options
 from experiments.harness.tasks import Task, load_tasks, prompt_states
 from experiments.harness.trace import require_room
 from experiments.matrix import ARMS, GATES, PAIRS, matrix_report, matrix_summary
-from minimodel.numerics import DEFAULT_THREADS, NumericContract
+from minimodel.numerics import NumericContract
 from tests.hf import versions
+from tests.hf.record_options import RecordOptions, record_options
 from tests.hf.recording import (
     Recorded,
     record_incremental,
@@ -101,30 +100,6 @@ def described(manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class RecordOptions:
-    """What the command line said."""
-
-    checkpoint: Path
-    tasks: Path
-    dtype: str
-    out: Path | None
-    limit: int | None
-    preflight: int
-    incremental: bool
-    device: str
-    threads: int
-    fresh: bool
-    quiet: bool
-    save_boundaries: bool
-    traced: tuple[str, ...]
-    trace_last: int | None
-
-    @property
-    def directory(self) -> Path:
-        return self.out if self.out is not None else Path("runs") / f"transformers-{self.dtype}"
-
-
 def build_plan(options: RecordOptions) -> Plan:
     """Opens and checks everything, and loads the model. InputError before anything is written."""
     numeric = NumericContract(options.dtype, options.device, versions.matching_kernel(), threads=options.threads)
@@ -175,62 +150,6 @@ def open_saving(options: RecordOptions, manifest: dict[str, Any], longest: int, 
         manifest["row_order"],
         lambda: Provenance(SOURCE, manifest["checkpoint"], manifest["numeric"][0], manifest["environment"]),
     )
-
-
-def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Every option but --dtype and those of saving, spelled as the experiments spell them."""
-    directory = click.Path(path_type=Path)
-    for option in reversed(
-        [
-            click.option(
-                "--checkpoint",
-                type=directory,
-                default=DEMO / "primary",
-                show_default="the bundled demo's primary",
-                metavar="DIR",
-                help="An adapted checkpoint directory.",
-            ),
-            click.option(
-                "--tasks",
-                type=directory,
-                default=DEMO / "tasks.jsonl",
-                show_default="the bundled demo's",
-                metavar="FILE",
-                help="JSON lines: id, question, choices, answer.",
-            ),
-            click.option(
-                "--out",
-                type=directory,
-                default=None,
-                metavar="DIR",
-                help="The run directory. [default: runs/transformers-DTYPE]",
-            ),
-            click.option(
-                "--limit", type=click.IntRange(min=1), default=None, metavar="N", help="Only the first N rows."
-            ),
-            click.option(
-                "--preflight",
-                type=click.IntRange(min=0),
-                default=8,
-                show_default=True,
-                metavar="N",
-                help="The first N rows must pass every gate, or the run stops there.",
-            ),
-            click.option("--incremental", is_flag=True, help="Record the incremental arm too, and its replica."),
-            click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
-            click.option(
-                "--threads",
-                default=DEFAULT_THREADS,
-                show_default=True,
-                type=click.IntRange(1, 1024),
-                help="CPU threads; the count can move bits, so it is fixed and recorded.",
-            ),
-            click.option("--fresh", is_flag=True, help="Set an old run aside as DIR.N and start anew."),
-            click.option("--quiet", is_flag=True, help="No progress on stderr."),
-        ]
-    ):
-        command = option(command)
-    return command
 
 
 @click.command(help=__doc__)

@@ -103,8 +103,10 @@ def decode(
             assert logits is not None, "a free choice needs logits"
             token, margin, top = pick(logits, contract.eligible[structure.block].to(logits.device))
         role, structure = structure.block, advance(contract, structure, token)
-        for kept, value in zip((out.tokens, out.roles, out.margins, out.tops), (token, role, margin, top)):
-            kept.append(value)  # type: ignore[arg-type]
+        out.tokens.append(token)
+        out.roles.append(role)
+        out.margins.append(margin)
+        out.tops.append(top)
         if structure.done:
             break
         hidden = feeder.feed(token, role)

@@ -27,13 +27,14 @@ class Reference:
         checkpoint = open_checkpoint(directory)
         self.device = device or torch.device("cpu")
         arguments = versions.load_arguments(dtype, attention)
-        loaded = versions.modeling_qwen2.Qwen2ForCausalLM.from_pretrained(directory, **arguments)
-        self.model = loaded.to(self.device).eval()
+        self.model: Any = versions.modeling_qwen2.Qwen2ForCausalLM.from_pretrained(directory, **arguments)
+        self.model.to(self.device).eval()
         self.config: ModelConfig = checkpoint.config
         self.rules, self.role_table = RoleRules(), None
         if checkpoint.contract is not None:
             self.rules = RoleRules.from_contract(checkpoint.contract)
             self.role_table = load_file(directory / ROLE_TABLE)["weight"].to(self.device, dtype)
+        require_gradients_on(self.model)
         self._cache_name = versions.cache_argument(type(self.model.model).forward)
         require_rope_base(self.model, self.config.rope_theta)
 
@@ -65,6 +66,17 @@ class Reference:
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[B, T, E] -> [B, T, V] through lm_head."""
         return self.model.lm_head(hidden_states)
+
+
+def require_gradients_on(model: Any) -> None:
+    """InputError for frozen parameters, such as a load under torch.inference_mode leaves: they move bits.
+
+    from_pretrained leaves parameters that require gradients, and for those torch.matmul folds a strided [B, 1, E] input
+    (the last hidden states of a prefill, before lm_head) into one product of B rows; for others it makes B products.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            raise refuse(f"parameter {name}", "requires_grad, as from_pretrained leaves it", "a frozen one")
 
 
 def rope_base(model: Any) -> float:

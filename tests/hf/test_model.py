@@ -17,8 +17,8 @@ from minimodel.load import load_model
 from minimodel.numbers import bits, same_bits
 from minimodel.numerics import DTYPES
 from tests.hf import versions
-from tests.hf.conftest import CONSTRUCTIONS, CONTRACT, numeric
-from tests.hf.inputs import Request, plain, role_mask, six_blocks
+from tests.hf.conftest import CONSTRUCTIONS, numeric
+from tests.hf.inputs import CONTRACT, Request, plain, role_mask, six_blocks
 from tests.hf.reference import Reference
 from tests.hf.runs import Run, differing, run_ours, run_theirs
 
@@ -60,14 +60,14 @@ def test_stock_model(construction: str, stock: Path, dtype: str) -> None:
     assert differing(run_ours(model, other, construction), run_theirs(reference, asked, construction)) != []
 
 
-@torch.inference_mode()
 def test_whole_causal_model_call(stock: Path, dtype: str) -> None:
     """Qwen2ForCausalLM called as users call it (input ids, last logits only) gives our logits."""
     model, reference = load_model(stock, numeric(dtype)), Reference(stock, DTYPES[dtype])
     asked = plain(model.config.vocab_size)
     last = versions.last_logits_argument(type(reference.model).forward)
-    expected = reference.model(input_ids=asked.input_ids, use_cache=True, **{last: 1}).logits
-    assert same_bits(model.logits(model(*asked.call(0, asked.length))[:, -1:]), expected)
+    with torch.inference_mode():
+        expected = reference.model(input_ids=asked.input_ids, use_cache=True, **{last: 1}).logits
+        assert same_bits(model.logits(model(*asked.call(0, asked.length))[:, -1:]), expected)
 
 
 def with_config(path: Path, change: dict) -> None:

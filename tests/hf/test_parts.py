@@ -63,11 +63,14 @@ def test_rms_norm(ours: Decoder, theirs: Reference) -> None:
 def observed_steps(model: Decoder, request: Request, construction: str) -> list[dict[str, Tensor]]:
     """What the decoder saw at every named step, one dict a call."""
     held = KVCache.for_model(model, 2, request.length)
-    steps = []
+    steps: list[dict[str, Tensor]] = []
     for start, stop in calls(request.length, construction):
-        seen: dict[str, Tensor] = {}
-        model(*request.call(start, stop), held, lambda name, tensor, seen=seen: seen.update({name: tensor.clone()}))
-        steps.append(seen)
+        steps.append({})
+
+        def note(name: str, tensor: Tensor, seen: dict[str, Tensor] = steps[-1]) -> None:
+            seen[name] = tensor.clone()
+
+        model(*request.call(start, stop), held, note)
     return steps
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -22,7 +23,8 @@ from minimodel.load import load_model
 from minimodel.numbers import same_bits
 from tests.experiments.commands import write_tasks
 from tests.hf import record, recording, versions
-from tests.hf.conftest import WIDE, numeric
+from tests.hf.conftest import numeric
+from tests.hf.inputs import WIDE
 from tests.hf.reference import Reference
 from tests.tiny import write_checkpoint
 
@@ -33,7 +35,7 @@ CONTRACT = {"caps": {"branch": 24, "merge": 20, "answer": 6}}
 ARMS = ("live", "prefill")
 
 
-def call(main: object, *arguments: object) -> Result:
+def call(main: click.Command, *arguments: object) -> Result:
     """A command in this process."""
     return CliRunner().invoke(main, [*map(str, arguments)])
 
@@ -84,8 +86,8 @@ def test_rows_are_ours_byte_for_byte(theirs: Path, ours: Path, under_another_ker
     assert (theirs / "rows.jsonl").read_bytes() == (ours / "rows.jsonl").read_bytes()
     assert len(rows(theirs)) == ROWS and all(row["passed"] for row in rows(theirs))
     assert json.loads((theirs / "summary.json").read_text()) == json.loads((ours / "summary.json").read_text())
-    for mine, other in zip(rows(theirs), rows(under_another_kernel)):
-        assert mine["arms"]["live"]["cache_sha256"] != other["arms"]["live"]["cache_sha256"]
+    # control: under the other kernel some bit of the ledger differs; in BF16 a short row may have none
+    assert (under_another_kernel / "rows.jsonl").read_bytes() != (theirs / "rows.jsonl").read_bytes()
 
 
 def test_constructions_differ_in_the_recording(theirs: Path) -> None:
@@ -179,7 +181,8 @@ def test_a_cache_written_by_a_continuation_fails_the_row(reference: Reference, s
     contract = record.Contract.load(study / "checkpoint")
     live = recording.record_live(reference, State.prompt(contract, "Which?", ["a", "b"]))
     recording.record_suffix(reference, live)
-    versions.keys_and_values(live.cache)[1][0][0, 0, 3, 5] += 1
+    with torch.inference_mode():
+        versions.keys_and_values(live.cache)[1][0][0, 0, 3, 5] += 1
     with pytest.raises(RowFailure, match="expected the boundary's bits"):
         recording.record_suffix(reference, live)
 

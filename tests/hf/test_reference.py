@@ -8,10 +8,11 @@ import torch
 
 from minimodel.errors import InputError
 from tests.hf import versions
-from tests.hf.reference import Reference, require_rope_base, rope_base
+from tests.hf.reference import Reference, require_gradients_on, require_rope_base, rope_base
 from tests.tiny import CONFIG, write_checkpoint
 
-BASE = CONFIG["rope_theta"]
+BASE = 1_000_000.0
+assert CONFIG["rope_theta"] == BASE
 OLD = {"rope_theta": BASE}
 NEW = {"rope_parameters": {"rope_theta": BASE, "rope_type": "default"}}
 
@@ -57,3 +58,11 @@ def test_frequencies_rounded_by_a_cast_are_refused(tmp_path: Path) -> None:
     assert not torch.equal(rounded.model.rotary_emb.inv_freq.float(), exact)
     with pytest.raises(InputError, match="RoPE"):
         require_rope_base(rounded, BASE)
+
+
+def test_frozen_parameters_are_refused(tmp_path: Path) -> None:
+    """They give F.linear another path, and FP32 prefill logits other bits, than users of from_pretrained see."""
+    reference = Reference(written(tmp_path / "c", OLD), torch.float32)
+    reference.model.lm_head.weight.requires_grad_(False)
+    with pytest.raises(InputError, match=r"parameter lm_head.weight: expected requires_grad"):
+        require_gradients_on(reference.model)

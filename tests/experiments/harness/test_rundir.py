@@ -43,7 +43,7 @@ def test_rows_there_are_kept_and_a_torn_one_is_reported(tmp_path):
 def test_another_manifest_is_refused_with_the_fields_that_differ(tmp_path):
     RunDirectory(tmp_path / "run", MANIFEST, fresh=False).close()
     other = {**MANIFEST, "numeric": [{"dtype": "bf16", "threads": 1}]}
-    with pytest.raises(InputError, match="numeric: expected"):
+    with pytest.raises(InputError, match=r"numeric\[0\]\.threads: expected 1, found 2"):
         RunDirectory(tmp_path / "run", other, fresh=False)
     # paths and commit are information: they do not decide a bit
     RunDirectory(tmp_path / "run", {**MANIFEST, "information": {"x": 2}}, fresh=False).close()

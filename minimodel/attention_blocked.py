@@ -1,0 +1,159 @@
+"""The batch-invariant attention kernel: a query's bits depend on its own row and the keys it may see, and no more.
+
+Not on how many other queries, copies or later keys the call holds, nor on threads. How each step keeps that:
+
+- Keys lie in blocks of KEY_BLOCK slots, counted from slot 0, the last one zero-padded; query rows lie in tiles of a
+  fixed size. Every product is one GEMM shape, tile x D x block or tile x block x D, proven on this device to give a row
+  the same bits in any place of the tile, for any number of blocks, and in tiles of either size.
+- The maximum runs over all allowed keys, and a maximum is exact in any order.
+- Each block's sum of weights runs over KEY_BLOCK entries of one contiguous row, zeros included.
+- The blocks' sums and products are added by a binary tree over the absolute block index, (0+1)+(2+3), ...: further keys
+  only add exact zeros, or a level on top.
+
+So a block that no query of a tile may see can be left out. What counts is a key's slot: tokens that another call shifts
+to other slots (padding in front of them) meet other blocks, and may get other bits.
+"""
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minimodel.errors import InputError
+from minimodel.mask import causal_mask
+from minimodel.proof import cancelling, in_tiles, place_does_not_matter, thread_counts, threads
+
+KEY_BLOCK = 256
+ROW_TILES = (16, 256)  # rows = query tokens x the heads that share a key/value head; the first is the specification
+
+
+def blocked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """The `attend` signature of `attention`: query [B, H, T, D], keys and values [B, H_kv, S, D] -> [B, T, H, D].
+
+    A row that may attend to nothing gives zeros. InputError where the device cannot keep the property.
+    """
+    batch, heads, length, head_dim = query.shape
+    kv_heads, key_length = keys.shape[1:3]
+    groups = heads // kv_heads
+    if mask is None:
+        mask = causal_mask(length, key_length, query.device)
+    tiles = row_tiles(query.dtype, head_dim, query.device, thread_counts())
+    tile = next((size for size in tiles if size >= length * groups), tiles[-1])
+    tokens = tile // groups
+    if tokens == 0:
+        raise InputError(
+            f"attention kernel blocked: expected at most {tile} query heads a key/value head, found {groups}"
+        )
+    keys, values = whole_blocks(keys), whole_blocks(values)
+    # [B or 1, 1, T, S] -> [blocks, B or 1, 1, T, 1, KEY_BLOCK]; the padding is forbidden too
+    forbidden = F.pad(~mask, (0, keys.shape[0] * KEY_BLOCK - key_length), value=True)
+    forbidden = forbidden.unflatten(-1, (-1, KEY_BLOCK)).permute(3, 0, 1, 2, 4)[:, :, :, :, None]
+    # [B, H, T, D] -> [B, H_kv, T, groups, D]: the heads that share a key/value head become neighbouring rows
+    query = query.view(batch, kv_heads, groups, length, head_dim).transpose(2, 3)
+    parts = []
+    for start in range(0, length, tokens):
+        part = slice(start, min(start + tokens, length))
+        unseen = forbidden[:, :, :, part]
+        blocks = keys.shape[0] if length == 1 else _reach(unseen)
+        parts.append(_tile(query[:, :, part], keys[:blocks], values[:blocks], unseen[:blocks], tile, scaling))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    # [B, H_kv, T, groups, D] -> [B, T, H, D]
+    return out.transpose(1, 2).reshape(batch, length, heads, head_dim)
+
+
+def whole_blocks(x: Tensor) -> Tensor:
+    """keys or values [B, H_kv, S, D] -> a copy [blocks, B, H_kv, KEY_BLOCK, D], zero after the last slot."""
+    batch, kv_heads, length, head_dim = x.shape
+    full, rest = divmod(length, KEY_BLOCK)
+    out = x.new_empty(full + bool(rest), batch, kv_heads, KEY_BLOCK, head_dim)
+    if full:
+        out[:full] = x[:, :, : full * KEY_BLOCK].unflatten(2, (full, KEY_BLOCK)).permute(2, 0, 1, 3, 4)
+    if rest:
+        out[full, :, :, :rest] = x[:, :, full * KEY_BLOCK :]
+        out[full, :, :, rest:] = 0  # never what a cache holds beyond its length: 0 x NaN is NaN
+    return out
+
+
+def _reach(forbidden: Tensor) -> int:
+    """How many blocks, from the first, hold a key that some row of the tile may see; at least one."""
+    seen = (~forbidden.flatten(1).all(dim=1)).nonzero()
+    return int(seen[-1]) + 1 if len(seen) else 1
+
+
+def _tile(query: Tensor, keys: Tensor, values: Tensor, forbidden: Tensor, tile: int, scaling: float) -> Tensor:
+    """One tile of rows over blocks of keys: query [B, H_kv, t, groups, D] -> the same shape."""
+    batch, kv_heads, tokens, groups, head_dim = query.shape
+    blocks, pairs, used = keys.shape[0], batch * kv_heads, tokens * groups
+    rows = F.pad(query.reshape(1, pairs, used, head_dim), (0, 0, 0, tile - used))
+    rows = rows.expand(blocks, pairs, tile, head_dim).reshape(blocks * pairs, tile, head_dim)
+    scores = torch.bmm(rows, keys.flatten(0, 2).transpose(1, 2))
+    # the softmax sees at least FP32; each score was rounded to the model dtype, as in `eager`
+    wide = torch.promote_types(query.dtype, torch.float32)
+    weights = (scores.to(wide) * scaling).view(blocks, batch, kv_heads, tile, KEY_BLOCK)
+    weights[:, :, :, :used].unflatten(3, (tokens, groups)).masked_fill_(forbidden, float("-inf"))
+    top = weights.amax(dim=-1).amax(dim=0).clamp_(min=torch.finfo(wide).min)  # finite, so a dead row gives exp(-inf)
+    weights.sub_(top[..., None]).exp_()
+    total = add_tree(weights.sum(dim=-1))
+    # the product with the values sees the model dtype; the sum over blocks sees the wide one again
+    parts = torch.bmm(weights.to(query.dtype).view(blocks * pairs, tile, KEY_BLOCK), values.flatten(0, 2))
+    out = add_tree(parts.to(wide).view(blocks, batch, kv_heads, tile, head_dim))
+    # a live row's total is at least exp(0) = 1, so the clamp only turns a dead row's 0/0 into 0
+    out = out / total.clamp_(min=1.0)[..., None]
+    return out[:, :, :used].to(query.dtype).unflatten(2, (tokens, groups))
+
+
+def add_tree(x: Tensor) -> Tensor:
+    """The sum over axis 0 by a binary tree over the index: index 2i with 2i + 1, then the results alike.
+
+    An index without a partner is added to nothing, which is its value plus an exact zero. Only a zero's sign could tell
+    the two apart, and the last step makes every zero positive.
+    """
+    while x.shape[0] > 1:
+        even = x.shape[0] // 2 * 2
+        pairs = x[0:even:2] + x[1:even:2]
+        x = pairs if even == x.shape[0] else torch.cat((pairs, x[even:]))
+    return x[0] + 0.0
+
+
+@lru_cache(maxsize=64)
+def row_tiles(dtype: torch.dtype, head_dim: int, device: torch.device, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """The tile sizes in use: the smallest, and those proven to give its bits; InputError when even that one fails."""
+    good = []
+    for tile in ROW_TILES:
+        if _proven(dtype, head_dim, device, tile):
+            good.append(tile)
+        elif tile == ROW_TILES[0]:
+            kind = f"{dtype} on {device}, threads {counts}"
+            raise InputError(
+                f"attention kernel blocked: expected invariant rows for head size {head_dim}, {kind}, found none"
+            )
+    return tuple(good)
+
+
+def _proven(dtype: torch.dtype, head_dim: int, device: torch.device, tile: int) -> bool:
+    """Both products: each row the same bits in any place, for one block and several, and as in the smallest tile."""
+    for width, out in ((head_dim, KEY_BLOCK), (KEY_BLOCK, head_dim)):
+        x, weight = cancelling(ROW_TILES[-1], width, 6 * out, dtype, device)
+        blocks = weight.view(6, out, width).transpose(
+            1, 2
+        )  # scores read the keys transposed, and the values as they lie
+        blocks = blocks if width == head_dim else blocks.contiguous()
+        with threads(1):
+            alone = [in_tiles(_BatchedProduct(blocks[i : i + 1]), x, ROW_TILES[0]) for i in range(6)]
+        for count in (1, 2, 6):
+            expected = torch.cat(alone[:count], dim=-1)
+            if not place_does_not_matter(_BatchedProduct(blocks[:count]), x, tile, expected):
+                return False
+    return True
+
+
+class _BatchedProduct:
+    """Rows [n, in] times each of several blocks [k, in, out] in one batched call: [n, k * out]."""
+
+    def __init__(self, blocks: Tensor) -> None:
+        self.blocks = blocks
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        batch = rows.expand(len(self.blocks), *rows.shape).contiguous()
+        return torch.bmm(batch, self.blocks).transpose(0, 1).flatten(1)

@@ -1,0 +1,124 @@
+"""A command in a forked child of this process: the same main as a user's, without importing everything again.
+
+A child ends as a process does: with an exit code, by a signal that nothing can catch, or at a resource limit. Fork
+needs no import and no start of threads, so that a run can be killed many times in the time of one start.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.matrix import main as matrix_main
+
+CRASHED = 99  # the exit code of a child whose command raised what no command may raise
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: its exit code (None after a signal), the signal (0 without one), what it wrote."""
+
+    code: int | None
+    signal: int
+    stdout: str
+    stderr: str
+
+
+def in_child(body: Callable[[], int], folder: Path, after: Callable[[int], None] | None = None) -> Ended:
+    """Runs `body` in a forked child, which exits with its value. `after(pid)` runs here while the child lives.
+
+    An exception in the child other than SystemExit is a traceback on its stderr and CRASHED. A child that is still
+    there when this function is left is killed.
+    """
+    torch.set_num_threads(1)  # so that the child never waits for threads that the fork left behind
+    out, err = folder / "child.out", folder / "child.err"
+    pid = os.fork()
+    if pid == 0:
+        _become(body, out, err)
+    try:
+        if after is not None:
+            after(pid)
+        status = os.waitpid(pid, 0)[1]
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    code = os.waitstatus_to_exitcode(status)
+    return Ended(code if code >= 0 else None, max(-code, 0), _text(out), _text(err))
+
+
+def _become(body: Callable[[], int], out: Path, err: Path) -> None:
+    """The child: its own output files, one thread, and an end without the parent's clean-up."""
+    code = CRASHED
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for path, number in ((out, 1), (err, 2)):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            os.dup2(handle, number)
+            os.close(handle)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        code = body()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else CRASHED
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def matrix(arguments: list[object], before: Callable[[], Any] | None = None) -> Callable[[], int]:
+    """The body of `python -m experiments.matrix ARGUMENTS`; `before` runs first, in the child."""
+
+    def body() -> int:
+        sys.argv = ["matrix", *map(str, arguments)]
+        if before is not None:
+            before()
+        matrix_main(args=sys.argv[1:], prog_name="matrix")
+        return CRASHED  # a command ends by sys.exit, always
+
+    return body
+
+
+def send_at_call(number: int, moment: int, path: Path | None = None) -> None:
+    """From now on, count Python and C calls of this process; at the call `moment`, send it the signal `number`.
+
+    A moment by calls is the same in every repetition, and lies inside library calls as often as in our own. `path`
+    gets the count at every end of a row instead, for choosing moments.
+    """
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        if event not in ("call", "c_call"):
+            return
+        calls += 1
+        if calls == moment:
+            os.kill(os.getpid(), number)
+        if path is not None and event == "call" and frame.f_code.co_name in ("row", "row_done"):
+            with open(path, "a") as file:
+                file.write(f"{calls}\n")
+
+    sys.setprofile(count)
+
+
+def kill_after(seconds: float) -> Callable[[int], None]:
+    """For `after`: SIGKILL once so much time has passed."""
+
+    def after(pid: int) -> None:
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
+
+    return after

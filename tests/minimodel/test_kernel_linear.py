@@ -1,0 +1,142 @@
+"""Linear kernels: `packed` against F.linear; `tiled` against itself in every company, F.linear being the control."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minimodel import linear_packed, linear_tiled
+from minimodel.linear import LINEAR_KERNELS
+from minimodel.numbers import same_bits
+from minimodel.proof import in_tiles, place_does_not_matter
+from tests.helpers import random_tensor, refused
+
+NARROW = [torch.bfloat16, torch.float16]
+DTYPES = [*NARROW, torch.float32, torch.float64]
+SHAPES = [(64, 32), (36, 100), (192, 128), (128, 768)]  # out, in
+ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 32, 33, 40, 63, 64, 65, 100, 128, 129, 200, 300]
+
+
+def weight_and_bias(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return random_tensor(*shape, dtype=dtype), random_tensor(shape[0], dtype=dtype, seed=1)
+
+
+def rows_that_change(function: linear_tiled.Rows, x: Tensor, rows: list[int], seed: int = 0) -> int:
+    """How many calls, of some rows of x in some order, give a row other bits than it has alone in a call of two."""
+    rng = random.Random(seed)
+    expected = in_tiles(function, x, 2)
+    changed = 0
+    for count in rows:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            chosen = torch.tensor(rng.sample(range(len(x)), count))
+            changed += not same_bits(function(x[chosen]), expected[chosen])
+    return changed
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiled_rows_keep_their_bits_in_any_company(
+    dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None
+) -> None:
+    weight, bias = weight_and_bias(shape, dtype)
+    x = random_tensor(300, shape[1], dtype=dtype, seed=2)
+    function = LINEAR_KERNELS["tiled"](weight, bias)
+    assert rows_that_change(function, x, ROWS) == 0
+    whole = function(x.view(3, 100, -1))
+    assert whole.shape == (3, 100, shape[0]) and same_bits(whole.view(300, -1), function(x))
+    assert same_bits(function(x[:6].view(2, 3, -1)[:, -1:]).view(2, -1), function(x)[[2, 5]]), "strided rows"
+    assert same_bits(function(x.view(-1)[shape[1] :].view(299, -1)), function(x)[1:]), "rows at an odd address"
+    exact = x.double() @ weight.double().T + bias.double()
+    rounding = torch.finfo(dtype).eps * shape[1] ** 0.5  # sums of `in` terms, one rounding each
+    assert float((function(x).double() - exact).abs().max()) <= rounding * float(exact.abs().max())
+
+
+def test_plain_rows_do_not_keep_theirs(fresh_threads: None) -> None:
+    """The control: in FP32 the same test fails for F.linear."""
+    weight, bias = weight_and_bias((128, 768), torch.float32)
+    x = random_tensor(300, 768, seed=2)
+    assert rows_that_change(LINEAR_KERNELS["plain"](weight, bias), x, ROWS) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(896, 896), (128, 896), (4864, 896), (896, 4864), (1100, 256), (256, 512)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_tiled_rows_at_real_shapes(dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None) -> None:
+    weight, bias = weight_and_bias(shape, dtype)
+    x = random_tensor(1100, shape[1], dtype=dtype, seed=2)
+    counts = [*range(1, 70), *ROWS[16:], 511, 512, 513, 1024, 1025]
+    assert rows_that_change(LINEAR_KERNELS["tiled"](weight, bias), x, counts) == 0
+
+
+def test_a_function_that_looks_at_its_place_is_found_out() -> None:
+    weight = random_tensor(16, 16, dtype=torch.float64)
+    x = random_tensor(64, 16, dtype=torch.float64)
+
+    def by_place(rows: Tensor) -> Tensor:
+        out = rows @ weight
+        out[5:] = (rows.flip(1) @ weight.flip(0))[5:]  # the same sums, taken from the other end
+        return out
+
+    def by_threads(rows: Tensor) -> Tensor:
+        out = torch.stack([row @ weight for row in rows])
+        return out if torch.get_num_threads() == 1 else out + 0.0 * out + torch.finfo(out.dtype).eps * out
+
+    def honest(rows: Tensor) -> Tensor:
+        return torch.stack([(row[:, None] * weight).sum(0) for row in rows])
+
+    assert place_does_not_matter(honest, x, 8, in_tiles(honest, x, 8))
+    assert not place_does_not_matter(by_place, x, 8, in_tiles(by_place, x, 8))
+    torch.set_num_threads(1)
+    assert not place_does_not_matter(by_threads, x, 8, in_tiles(by_threads, x, 8))
+
+
+def test_tiled_refuses_a_shape_that_nothing_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_tiled, "place_does_not_matter", lambda *_: False)
+    monkeypatch.setattr(linear_tiled, "_PLANS", {})
+    with refused("linear kernel tiled", "[64, 32]", "float32", "threads"):
+        LINEAR_KERNELS["tiled"](*weight_and_bias((64, 32), torch.float32))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_packed_has_the_bits_of_plain(dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None) -> None:
+    weight, bias = weight_and_bias(shape, dtype)
+    x = random_tensor(300, shape[1], dtype=dtype, seed=2)
+    for b in (bias, None):
+        packed, plain = (LINEAR_KERNELS[name](weight, b) for name in ("packed", "plain"))
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for rows in ROWS:
+                assert same_bits(packed(x[:rows]), plain(x[:rows])), (rows, threads)
+    assert packed(x[:6].view(2, 3, -1)).shape == (2, 3, shape[0])
+
+
+def test_packed_fp32_is_a_contract_of_its_own() -> None:
+    weight, bias = weight_and_bias((128, 768), torch.float32)
+    x = random_tensor(2, 768, seed=2)
+    packed, plain = (LINEAR_KERNELS[name](weight, bias)(x) for name in ("packed", "plain"))
+    torch.testing.assert_close(packed, plain, rtol=1e-4, atol=1e-4)
+    assert not same_bits(packed, plain)
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32])
+def test_packed_weight_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
+    weight, _ = weight_and_bias((36, 100), dtype)
+    assert same_bits(linear_packed.PackedWeight(weight, None).weight(), weight)
+
+
+def test_packed_falls_back_to_plain_where_the_proof_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_packed, "_EQUAL", {})
+    monkeypatch.setattr(linear_packed, "same_bits", lambda *_: False)
+    weight, bias = weight_and_bias((64, 32), torch.bfloat16)
+    assert LINEAR_KERNELS["packed"](weight, bias).func is F.linear  # type: ignore[attr-defined]
+
+
+def test_packed_refuses_what_cannot_be_packed() -> None:
+    with refused("linear kernel packed", "torch.float64"):
+        LINEAR_KERNELS["packed"](random_tensor(4, 4, dtype=torch.float64), None)
+    with refused("linear kernel packed", "training"):
+        LINEAR_KERNELS["packed"](random_tensor(4, 4).requires_grad_(), None)
