@@ -135,9 +135,7 @@ def _proven(dtype: torch.dtype, head_dim: int, device: torch.device, tile: int) 
     """Both products: each row the same bits in any place, for one block and several, and as in the smallest tile."""
     for width, out in ((head_dim, KEY_BLOCK), (KEY_BLOCK, head_dim)):
         x, weight = cancelling(ROW_TILES[-1], width, 6 * out, dtype, device)
-        blocks = weight.view(6, out, width).transpose(
-            1, 2
-        )  # scores read the keys transposed, and the values as they lie
+        blocks = weight.view(6, out, width).transpose(1, 2)  # the scores read the keys so, transposed
         blocks = blocks if width == head_dim else blocks.contiguous()
         with threads(1):
             alone = [in_tiles(_BatchedProduct(blocks[i : i + 1]), x, ROW_TILES[0]) for i in range(6)]

@@ -1,9 +1,10 @@
 """Linear with oneDNN's own weight layout: the reordering that F.linear does in every call is done once, at load.
 
 In BF16 and FP16 the packed call is used only for numbers of rows for which it has been proven to give F.linear's bits
-(2 rows, say, where 1 row takes another path); any other call unpacks the weight and calls F.linear. In FP32 the packed call sums in another order: there, `packed` is a
-contract of its own (never the default), used for every call. The packed copy takes the weight's place; whoever still
-holds the plain one (a tied embedding) keeps that too, so a tied head costs a second copy of the table.
+(2 rows, say, where 1 row takes another path); any other call unpacks the weight and calls F.linear. In FP32 the packed
+call sums in another order: there, `packed` is a contract of its own (never the default), used for every call. The
+packed copy takes the weight's place; whoever still holds the plain one (a tied embedding) keeps that too, so a tied
+head costs a second copy of the table.
 """
 
 from collections.abc import Callable
@@ -19,16 +20,14 @@ from minimodel.proof import cancelling, thread_counts, threads
 
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # tried; with more rows packing gains little
 LARGE = 1 << 24  # weights of more elements are not made twice
-_EQUAL: dict[
-    tuple[object, ...], tuple[int, ...]
-] = {}  # row counts by shape: an order of sums does not depend on the numbers
+_EQUAL: dict[tuple[object, ...], tuple[int, ...]] = {}  # by shape: the numbers in a weight do not matter
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """weight [out, in], bias [out] or None -> [..., in] -> [..., out]; see the module for which bits.
 
-    A narrow weight that fails its proof for every number of rows is left to F.linear. InputError for a dtype or device that oneDNN cannot pack,
-    and for a weight that trains.
+    A narrow weight that fails its proof for every number of rows is left to F.linear. InputError for a dtype or device
+    that oneDNN cannot pack, and for a weight that trains.
     """
     if not can_pack(weight):
         found = f"{weight.dtype} on {weight.device}{', training' if weight.requires_grad else ''}"
@@ -43,11 +42,8 @@ def packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 def can_pack(weight: Tensor) -> bool:
     """oneDNN packs BF16, FP16 and FP32 on the CPU; what trains must stay as it is."""
     narrow = (torch.bfloat16, torch.float16, torch.float32)
-    return weight.device.type == "cpu" and weight.dtype in narrow and not weight.requires_grad and _has_mkldnn()
-
-
-def _has_mkldnn() -> bool:
-    return torch.backends.mkldnn.is_available()
+    on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return on_cpu and weight.dtype in narrow and not weight.requires_grad
 
 
 class PackedWeight:

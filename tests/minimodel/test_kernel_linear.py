@@ -10,12 +10,13 @@ from torch import Tensor
 from minimodel import linear_packed, linear_tiled
 from minimodel.linear import LINEAR_KERNELS
 from minimodel.numbers import same_bits
-from minimodel.proof import in_tiles, place_does_not_matter
+from minimodel.proof import cancelling, in_tiles, place_does_not_matter
 from tests.helpers import random_tensor, refused
 
 NARROW = [torch.bfloat16, torch.float16]
 DTYPES = [*NARROW, torch.float32, torch.float64]
 SHAPES = [(64, 32), (36, 100), (192, 128), (128, 768)]  # out, in
+CPU = torch.device("cpu")
 ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 32, 33, 40, 63, 64, 65, 100, 128, 129, 200, 300]
 
 
@@ -41,6 +42,8 @@ def rows_that_change(function: linear_tiled.Rows, x: Tensor, rows: list[int], se
 def test_tiled_rows_keep_their_bits_in_any_company(
     dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None
 ) -> None:
+    x, weight = cancelling(300, shape[1], shape[0], dtype, CPU, seed=9)
+    assert rows_that_change(LINEAR_KERNELS["tiled"](weight, None), x, ROWS) == 0
     weight, bias = weight_and_bias(shape, dtype)
     x = random_tensor(300, shape[1], dtype=dtype, seed=2)
     function = LINEAR_KERNELS["tiled"](weight, bias)
@@ -56,19 +59,33 @@ def test_tiled_rows_keep_their_bits_in_any_company(
 
 def test_plain_rows_do_not_keep_theirs(fresh_threads: None) -> None:
     """The control: in FP32 the same test fails for F.linear."""
-    weight, bias = weight_and_bias((128, 768), torch.float32)
-    x = random_tensor(300, 768, seed=2)
-    assert rows_that_change(LINEAR_KERNELS["plain"](weight, bias), x, ROWS) > 0
+    x, weight = cancelling(300, 768, 128, torch.float32, CPU, seed=9)
+    assert rows_that_change(LINEAR_KERNELS["plain"](weight, None), x, ROWS) > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_that_cancel_show_an_order_that_rounding_hides(dtype: torch.dtype) -> None:
+    """What the proofs rest on: two orders of the same terms differ in nearly every output, and every exact sum is 0."""
+    x, weight = cancelling(40, 101, 60, dtype, CPU)
+    assert not (x.to(torch.float64)[:, None] * weight.to(torch.float64)).sum(-1).abs().gt(1e-3).any()
+    forward, backward = (
+        F.linear(a, b) for a, b in ((x, weight), (x.flip(1).contiguous(), weight.flip(1).contiguous()))
+    )
+    share_of_cancelling = (forward != backward).double().mean()
+    x, weight = random_tensor(40, 101, dtype=dtype), random_tensor(60, 101, dtype=dtype, seed=1)
+    forward, backward = (
+        F.linear(a, b) for a, b in ((x, weight), (x.flip(1).contiguous(), weight.flip(1).contiguous()))
+    )
+    assert share_of_cancelling > 0.5 and share_of_cancelling > (forward != backward).double().mean()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(896, 896), (128, 896), (4864, 896), (896, 4864), (1100, 256), (256, 512)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_tiled_rows_at_real_shapes(dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None) -> None:
-    weight, bias = weight_and_bias(shape, dtype)
-    x = random_tensor(1100, shape[1], dtype=dtype, seed=2)
+    x, weight = cancelling(1100, shape[1], shape[0], dtype, CPU, seed=9)
     counts = [*range(1, 70), *ROWS[16:], 511, 512, 513, 1024, 1025]
-    assert rows_that_change(LINEAR_KERNELS["tiled"](weight, bias), x, counts) == 0
+    assert rows_that_change(LINEAR_KERNELS["tiled"](weight, None), x, counts) == 0
 
 
 def test_a_function_that_looks_at_its_place_is_found_out() -> None:
@@ -103,9 +120,8 @@ def test_tiled_refuses_a_shape_that_nothing_keeps(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_packed_has_the_bits_of_plain(dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None) -> None:
-    weight, bias = weight_and_bias(shape, dtype)
-    x = random_tensor(300, shape[1], dtype=dtype, seed=2)
-    for b in (bias, None):
+    x, weight = cancelling(300, shape[1], shape[0], dtype, CPU, seed=9)
+    for b in (torch.zeros(shape[0], dtype=dtype), None):
         packed, plain = (LINEAR_KERNELS[name](weight, b) for name in ("packed", "plain"))
         for threads in (1, 2):
             torch.set_num_threads(threads)
