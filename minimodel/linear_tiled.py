@@ -20,6 +20,7 @@ from minimodel.proof import Rows, in_tiles, place_does_not_matter, thread_counts
 # in order of preference; packed tiles of 32 rows cost little more than two rows, and a long call little more than one
 CANDIDATES = (("packed", 32), ("plain", 32), ("plain", 8), ("plain", 1))
 SIZES = (2, 8, 32, 128, 512)
+FEW_ROWS = 32  # no candidate is larger, so more rows always fill some size
 PROOF_ROWS = (512, 128)  # as many as the largest size, where the weight is small enough for that many
 PROOF_PRODUCTS = 1 << 30
 FEWEST_PROOF_ROWS = 64
@@ -68,7 +69,7 @@ def _prove(weight: Tensor, bias: Tensor | None) -> Plan:
 
 
 def _run(function: Rows, sizes: tuple[int, ...], x: Tensor) -> Tensor:
-    """x [..., in]: calls of the largest size that fits, then the smallest that holds the rest."""
+    """x [..., in], in calls of sizes that agree: few rows in one padded call, many in the largest that they fill."""
     rows = x.reshape(-1, x.shape[-1])
     count = rows.shape[0]
     if count in sizes and rows.data_ptr() % 64 == 0:  # a library may look at the alignment; torch allocates by 64
@@ -76,9 +77,10 @@ def _run(function: Rows, sizes: tuple[int, ...], x: Tensor) -> Tensor:
     parts, start = [], 0
     while start < count:
         left = count - start
-        size = next((s for s in sizes if s >= left), sizes[-1])
-        if size > left and any(s <= left and 4 * s >= size for s in sizes):  # no more than a quarter a call is padding
+        if left > FEW_ROWS:
             size = max(s for s in sizes if s <= left)
+        else:
+            size = next((s for s in sizes if s >= left), sizes[-1])
         part = rows.new_zeros(size, rows.shape[1])
         taken = min(size, left)
         part[:taken] = rows[start : start + taken]

@@ -16,7 +16,7 @@ INFORMATION = "information"  # the one part of a manifest that may differ on res
 
 
 class RunDirectory:
-    """One run on disk, held under a lock that dies with its holder."""
+    """One run on disk, held under a lock that dies with its holder. `rows`: those that were there when it was opened."""
 
     def __init__(self, path: Path, manifest: dict[str, Any], fresh: bool) -> None:
         """Creates or reopens the run. InputError when another process holds it or its manifest differs."""
@@ -52,8 +52,11 @@ class RunDirectory:
     def append(self, row: dict[str, Any], timing: dict[str, Any]) -> None:
         """Adds a finished row; its timing goes to a file of its own, so that two runs write one and the same ledger."""
         append_row(self.path / ROWS, row)
-        self.rows.append(row)
         append_line(self.path / TIMING, canonical(timing))
+
+    def written(self) -> list[dict[str, Any]]:
+        """All rows, read back: what a summary is made of, so that a long run need not hold them while it decodes."""
+        return read_ledger(self.path / ROWS)[0]
 
     def attach(self, name: str, text: str) -> None:
         """Keeps an input beside the ledger, written before the first row; InputError when other bytes stand there."""

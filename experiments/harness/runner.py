@@ -55,7 +55,7 @@ def run_plan(plan: Plan, out: Path, fresh: bool, quiet: bool) -> int:
         if stopped:
             click.echo(f"preflight failed: {one_line(stopped)}; the run in {out} stopped before the remaining rows")
             return GATE_FAILED
-        summary = plan.summarise(directory.rows)
+        summary = plan.summarise(directory.written())
         directory.finish(summary, plan.report(directory.manifest, summary))
         for line in plan.closing(summary):
             click.echo(line)
@@ -69,7 +69,9 @@ def _run_rows(plan: Plan, directory: RunDirectory, progress: Progress) -> str:
     """Decodes the missing rows in order; a text when the preflight failed, naming row and gates."""
     preflight = range(plan.preflight) if isinstance(plan.preflight, int) else plan.preflight
     for index in range(len(plan.manifest["row_order"])):
-        if index >= len(directory.rows):
+        if index < len(directory.rows):
+            row = directory.rows[index]
+        else:
             start = time.monotonic()
             progress.row(plan.task(index).id)
             row = _decode(plan, index, progress)
@@ -82,7 +84,6 @@ def _run_rows(plan: Plan, directory: RunDirectory, progress: Progress) -> str:
                     "arms": {arm: round(spent, 4) for arm, spent in progress.arms.items()},
                 },
             )
-        row = directory.rows[index]
         if index in preflight and not row["passed"]:
             failed = [gate for gate, passed in row["gates"].items() if not passed]
             return f"row {row_key(row)}: {row.get('failure') or ', '.join(failed)}"

@@ -182,7 +182,7 @@ def test_a_cache_written_by_a_continuation_fails_the_row(reference: Reference, s
     live = recording.record_live(reference, State.prompt(contract, "Which?", ["a", "b"]))
     recording.record_suffix(reference, live)
     with torch.inference_mode():
-        versions.keys_and_values(live.cache)[1][0][0, 0, 3, 5] += 1
+        versions.keys_and_values(live.cache)[1][0][:, 0, 3, 5] += 1
     with pytest.raises(RowFailure, match="expected the boundary's bits"):
         recording.record_suffix(reference, live)
 
