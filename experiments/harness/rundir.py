@@ -16,7 +16,7 @@ INFORMATION = "information"  # the one part of a manifest that may differ on res
 
 
 class RunDirectory:
-    """One run on disk, held under a lock that dies with its holder. `rows`: those that were there when it was opened."""
+    """One run on disk, held under a lock that dies with its holder. `rows`: those there when it was opened."""
 
     def __init__(self, path: Path, manifest: dict[str, Any], fresh: bool) -> None:
         """Creates or reopens the run. InputError when another process holds it or its manifest differs."""

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import experiments.matrix as matrix
 from cache.build import build_live
@@ -17,6 +18,7 @@ from decode.greedy import Suffix
 from decode.state import State
 from experiments.harness.progress import Progress
 from experiments.harness.rundir import open_finished
+from experiments.harness.saving import Saving
 from experiments.harness.tasks import Task
 from minimodel import NumericContract, load_model
 from minimodel.numbers import bits
@@ -168,7 +170,8 @@ def ready(inputs):
 
 def run_row(ready) -> dict:
     model, task, prompt = ready
-    return matrix.matrix_row(model, task, prompt, 0, Progress(1, 0, quiet=True))
+    nothing = Saving(Path(), False, frozenset(), None, None)
+    return matrix.matrix_row(model, task, prompt, 0, Progress(1, 0, quiet=True), nothing)
 
 
 def test_gates_pass_and_each_gate_fails_on_its_own_defect(ready, monkeypatch):
@@ -195,20 +198,21 @@ def test_gates_pass_and_each_gate_fails_on_its_own_defect(ready, monkeypatch):
     assert not run_row(ready)["gates"]["argmax"]
     monkeypatch.setattr(matrix, "greedy_suffix", suffix)
 
-    def shared(model, prompt):
-        live = build_live(model, prompt)
+    def shared(model, prompt, **options):
+        live = build_live(model, prompt, **options)
         return dataclasses.replace(live, rebuild=lambda: live)  # the "replica" is the boundary itself
 
     monkeypatch.setattr(matrix, "build_live", shared)
     row = run_row(ready)
     assert not row["gates"]["storage_disjoint"] and row["gates"]["replica_live"]
 
-    def flipped(model, prompt):
-        live = build_live(model, prompt)
+    def flipped(model, prompt, **options):
+        live = build_live(model, prompt, **options)
 
         def replica():
             copy = dataclasses.replace(live, cache=live.cache.copy(), logits=live.logits.clone())
-            bits(copy.cache.values(1))[:, 0, 3, 5] ^= 1
+            with torch.inference_mode():
+                bits(copy.cache.values(1))[:, 0, 3, 5] ^= 1
             return copy
 
         return dataclasses.replace(live, rebuild=replica)
@@ -242,11 +246,12 @@ def test_a_gate_that_fails_ends_the_run_with_code_3(inputs, tmp_path):
 def test_copies_that_disagree_fail_the_row_closed(inputs, tmp_path):
     script = (
         "import experiments.matrix as m\n"
-        "from decode.greedy import RowFailure\n"
+        "import torch\n"
         "build = m.build_prefill\n"
-        "def broken(model, state):\n"
-        "    boundary = build(model, state)\n"
-        "    boundary.cache.keys(2)[1, 0, 0, 0] += 1\n"
+        "def broken(model, state, **options):\n"
+        "    boundary = build(model, state, **options)\n"
+        "    with torch.inference_mode():\n"
+        "        boundary.cache.keys(2)[1, 0, 0, 0] += 1\n"
         "    boundary.cache.require_equal_copies()\n"
         "    return boundary\n"
         "m.build_prefill = broken\n"
