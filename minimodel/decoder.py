@@ -131,7 +131,7 @@ class Decoder:
 
     def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:
         """[B, T, E] -> [B, T, V] in the model dtype; no cast to FP32: the argmax sees the model's own rounding."""
-        # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but folds it into one
+        # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but makes it one
         # product of B rows where parameters require gradients, as transformers' do; in FP32 the two differ in bits
         logits = self.lm_head(hidden_states.contiguous())
         (observe or _unobserved)("logits", logits)
