@@ -174,6 +174,18 @@ def mutate_json(rng: random.Random, data: bytes) -> bytes:
     return dump(rng, value(rng) if rng.random() < 0.02 else mutate_tree(rng, json.loads(data)))
 
 
+def mutate_tokenizer(rng: random.Random, data: bytes) -> bytes:
+    """A tokenizer: as often as not, one of its parts is another kind of part."""
+    if rng.random() < 0.5:
+        return mutate_json(rng, data)
+    tree = json.loads(data)
+    places = ["normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding"]
+    for place in rng.sample(places, rng.choice([1, 1, 2])):
+        part = copy.deepcopy(rng.choice(TOKENIZER_PARTS))
+        tree[place] = mutate_tree(rng, part) if rng.random() < 0.3 else part
+    return dump(rng, tree)
+
+
 def mutate_safetensors(rng: random.Random, data: bytes) -> bytes:
     """A weights file: its header as JSON or as bytes, its length field, its data."""
     (length,) = struct.unpack("<Q", data[:8])
@@ -214,7 +226,7 @@ def mutate_kind(rng: random.Random, path: Path) -> None:
 MUTATORS: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "config.json": mutate_json,
     "contract.json": mutate_json,
-    "tokenizer.json": mutate_json,
+    "tokenizer.json": mutate_tokenizer,
     "model.safetensors.index.json": mutate_json,
     "model.safetensors": mutate_safetensors,
     "model-00001-of-00002.safetensors": mutate_safetensors,
