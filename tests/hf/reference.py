@@ -28,7 +28,7 @@ class Reference:
         self.device = device or torch.device("cpu")
         arguments = versions.load_arguments(dtype, attention)
         self.model: Any = versions.modeling_qwen2.Qwen2ForCausalLM.from_pretrained(directory, **arguments)
-        self.model.to(self.device).eval()
+        torch.nn.Module.to(self.model.eval(), self.device)
         self.config: ModelConfig = checkpoint.config
         self.rules, self.role_table = RoleRules(), None
         if checkpoint.contract is not None:
