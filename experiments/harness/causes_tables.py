@@ -20,7 +20,20 @@ VERDICT_HEADER = [
 
 def causes_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
     """report.md: cells, verdicts, chunks, oracle, margins."""
-    cells = [
+    parts = [
+        run_head(manifest, summary),
+        shortfall(summary["panel"]),
+        "## Cells\n\n" + _cells(summary["cells"]),
+        "## Which kernel causes the difference\n\n" + _verdicts(summary["verdicts"]),
+        "## Prefill in chunks against incremental\n\n" + _chunks(summary["chunks"]),
+        "## Distance to FP64\n\n" + _oracle(summary["oracle"]),
+        "## Margins at the first divergence\n\n" + _margins(summary["margins"]),
+    ]
+    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def _cells(cells: dict[str, Any]) -> str:
+    rows = [
         (
             name,
             f"{c['cache']['exact_rows']}/{c['compared_rows']}",
@@ -30,10 +43,14 @@ def causes_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
             rate(c["answer_disagreement"]),
             rate(c["correctness_disagreement"]),
         )
-        for name, c in summary["cells"].items()
+        for name, c in cells.items()
         if c["compared_rows"]
     ]
-    verdicts = [
+    return table(CELL_HEADER, rows)
+
+
+def _verdicts(verdicts: dict[str, Any]) -> str:
+    rows = [
         (
             dtype,
             endpoint,
@@ -43,16 +60,24 @@ def causes_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
             "yes" if found[factor]["necessary"] else "no",
             found["invariant_differs"],
         )
-        for dtype, endpoints in summary["verdicts"].items()
+        for dtype, endpoints in verdicts.items()
         for endpoint, found in endpoints.items()
         for factor in ("attention", "linear")
     ]
-    chunks = [
+    return table(VERDICT_HEADER, rows)
+
+
+def _chunks(chunks: dict[str, Any]) -> str:
+    rows = [
         (cell, chunk, f"{c['exact_rows']}/{c['rows']}", number(c["share_median"]), number(c["relative_l2_median"]))
-        for cell, curve in summary["chunks"].items()
+        for cell, curve in chunks.items()
         for chunk, c in curve.items()
     ]
-    oracle = [
+    return table(["cell", "chunk", "exact", "share of elements", "relative L2"], rows)
+
+
+def _oracle(oracle: dict[str, Any]) -> str:
+    rows = [
         (
             name,
             *(number(o["median"][arm]["cache_relative_l2"]) for arm in ("incremental", "prefill")),
@@ -60,10 +85,14 @@ def causes_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
             o["nearer"]["prefill"],
             o["nearer"]["equal"],
         )
-        for name, o in summary["oracle"].items()
+        for name, o in oracle.items()
         if o["rows"]
     ]
-    margin = [
+    return table(["cell", "incremental", "prefill", "incremental nearer", "prefill nearer", "equal"], rows)
+
+
+def _margins(margins: dict[str, Any]) -> str:
+    rows = [
         (
             name,
             m["diverging_rows"],
@@ -71,36 +100,10 @@ def causes_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
             number(m["spearman"]),
             number(m["tied_steps"]),
         )
-        for name, m in summary["margins"].items()
+        for name, m in margins.items()
     ]
-    parts = [
-        run_head(manifest, summary),
-        shortfall(summary["panel"]),
-        "## Cells\n\n" + table(CELL_HEADER, cells),
-        "## Which kernel causes the difference\n\n"
-        + table(
-            [
-                "dtype",
-                "endpoint",
-                "rows differing by default",
-                "factor",
-                "sufficient",
-                "necessary",
-                "rows, both invariant",
-            ],
-            verdicts,
-        ),
-        "## Prefill in chunks against incremental\n\n"
-        + table(["cell", "chunk", "exact", "share of elements", "relative L2"], chunks),
-        "## Distance to FP64\n\n"
-        + table(["cell", "incremental", "prefill", "incremental nearer", "prefill nearer", "equal"], oracle),
-        "## Margins at the first divergence\n\n"
-        + table(
-            ["cell", "diverging rows", *(f"within {k} ULP" for k in ULPS), "rank correlation", "ties among all steps"],
-            margin,
-        ),
-    ]
-    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    within = [f"within {k} ULP" for k in ULPS]
+    return table(["cell", "diverging rows", *within, "rank correlation", "ties among all steps"], rows)
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
