@@ -89,9 +89,7 @@ def carrier_row(model: Decoder, prefix: Prefix, state: State, index: int, progre
         "row": prefix.row,
         "index": index,
         "prefix": prefix.name() | {"length": len(prefix)},
-        "arms": {
-            name: {"suffix": list(s.tokens), "suffix_sha256": token_digest(s.tokens)} for name, s in native.items()
-        },
+        "arms": {name: _native_entry(suffix) for name, suffix in native.items()},
         "comparisons": {},
         "sites": entries,
         "gates": gates,

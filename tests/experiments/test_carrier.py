@@ -1,9 +1,11 @@
-"""Partial transplants: the sites, whose trajectory a suffix follows, and the counts."""
+"""Partial transplants: the sites, whose trajectory a suffix follows, the counts, and the command as a user calls it."""
 
 import dataclasses
+import shutil
 
 import pytest
 
+import experiments.carrier as carrier
 from cache import build_incremental, build_prefill, compare, transplant
 from decode.greedy import greedy_suffix
 from experiments.carrier import DIRECTIONS, carrier_row, follows
@@ -11,8 +13,13 @@ from experiments.harness.bank import Prefix
 from experiments.harness.carrier_tables import carrier_report, carrier_summary
 from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
+from experiments.harness.rundir import open_finished
 from experiments.harness.sites import sites
 from minimodel.roles import ROLE_NAMES
+from tests.experiments.runs import ledger, one_line, resumes, rewrite, run
+
+FP32 = ("--dtype", "fp32")
+BF16 = ("--dtype", "bf16")
 
 
 def test_sites_partition_layers_tensors_blocks_and_heads(three):
@@ -104,3 +111,45 @@ def test_counts_and_the_smallest_layer_range_follow_the_rule():
     assert summary["smallest"]["last"][into_prefill] == [4, 4, 4]
     manifest = {"numeric": [], "environment": {}, "checkpoint": {}, "tasks_sha256": None}
     assert "first_2" in carrier_report(manifest, summary)
+
+
+@pytest.fixture(scope="module")
+def finished(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("carrier") / "run"
+    run(study, "carrier", out, *BF16, tasks=False)
+    return out
+
+
+def test_a_run_takes_the_divergent_rows_and_the_whole_cache_carries_them(study, finished):
+    manifest, rows, summary = open_finished(finished)
+    source = open_finished(study / "runs/fixed_prefix-bf16-fp32")[1]
+    assert rows and {row["row"] for row in rows} <= {row["row"] for row in source}
+    assert [row["row"] for row in rows] == manifest["row_order"] and summary["passed"]
+    for row in rows:
+        assert sorted(row["gates"]) == sorted(carrier.GATES) and row["arms"].keys() == {"incremental", "prefill"}
+        assert {row["sites"][direction]["empty"]["follows"] for direction in DIRECTIONS} == {"recipient"}
+    for direction in DIRECTIONS:
+        assert summary["sites"]["empty"][direction]["donor"]["count"] == 0
+        assert summary["sites"]["whole"][direction]["donor"]["n"] == len(rows)
+
+
+def test_a_row_that_does_not_diverge_fails_its_gate(study, tmp_path):
+    """The BF16 panel decoded in FP32, where both suffixes are one."""
+    run(study, "carrier", tmp_path / "run", *FP32, "--limit", 1, tasks=False, expected=3)
+    (row,) = ledger(tmp_path / "run")
+    assert "divergent" in [gate for gate, passed in row["gates"].items() if not passed]
+
+
+def test_a_source_without_a_divergent_row_is_refused_in_one_line(study, tmp_path):
+    shutil.copytree(study / "runs/fixed_prefix-bf16-fp32", tmp_path / "source")
+    rows = ledger(tmp_path / "source")
+    for row in rows:
+        for comparison in row["comparisons"].values():
+            comparison["suffix"] = {"exact": True, "first_divergence": None}
+    rewrite(tmp_path / "source", rows)
+    done = run(study, "carrier", tmp_path / "run", *BF16, "--source", tmp_path / "source", tasks=False, expected=2)
+    assert "expected at least one BF16 row with divergent suffixes, found none" in one_line(done)
+
+
+def test_an_interrupted_run_resumes_to_the_same_bytes(study, tmp_path, finished):
+    resumes(study, "carrier", tmp_path / "run", finished, ("experiments.carrier", "carrier_row", 1), *BF16, tasks=False)

@@ -1,8 +1,21 @@
-"""The crossing's own measurements on the tiny checkpoint: the flipped bit, the chunk curve, the cells."""
+"""The crossing on tiny checkpoints: the flipped bit, the chunk curve, the cells, and the command as a user calls it."""
+
+import pytest
 
 import experiments.causes as causes
 from cache.drift import CacheDrift, compare
+from experiments.harness.rundir import open_finished
 from minimodel.numerics import KERNELS
+from tests.experiments.runs import ledger, resumes, run
+
+BF16 = ("--dtype", "bf16", "--rows", 2)
+
+
+@pytest.fixture(scope="module")
+def finished(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("causes") / "run"
+    run(study, "causes", out, *BF16)
+    return out
 
 
 def test_a_flipped_bit_is_caught_at_its_place(three):
@@ -35,3 +48,25 @@ def test_each_dtype_has_the_four_factor_cells_and_one_is_invariant():
         assert [(cell.attention, cell.linear) for cell in mine[:4]] == causes.FACTORS
         assert [(c.attention, c.linear) for c in mine if c.invariant] == [KERNELS["invariant"]]
     assert len({cell.name for cell in found}) == len(found)
+
+
+def test_a_run_holds_every_cell_on_every_prefix_and_the_invariant_one_is_exact(finished):
+    manifest, rows, summary = open_finished(finished)
+    names = [cell.name for cell in causes.cells(["bf16"])]
+    assert [row["cell"] for row in rows] == [name for name in names for _ in range(2)]
+    assert len({row["prefix"]["sha256"] for row in rows}) == 2 and manifest["panel"]["cells"] == names
+    assert summary["passed"] and all(sorted(row["gates"]) == sorted(causes.GATES) for row in rows)
+    exact = {row["cell"]: row["comparisons"]["incremental:prefill"]["cache"]["exact"] for row in rows}
+    assert exact[f"bf16/{'/'.join(KERNELS['invariant'])}"] and not exact["bf16/repeat_kv/plain"]
+    assert "necessary" in (finished / "report.md").read_text()
+
+
+def test_a_kernel_wrongly_called_invariant_fails_its_gate(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(causes.Cell, "invariant", property(lambda cell: cell.attention == "repeat_kv"))
+    run(study, "causes", tmp_path / "run", *BF16, "--limit", 1, expected=3)
+    failed = {row["cell"] for row in ledger(tmp_path / "run") if not row["gates"]["invariant_exact"]}
+    assert "bf16/repeat_kv/plain" in failed and all("/repeat_kv/" in name for name in failed)
+
+
+def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
+    resumes(study, "causes", tmp_path / "run", finished, ("experiments.causes", "causes_row", 3), *BF16)
