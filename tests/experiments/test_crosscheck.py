@@ -1,4 +1,4 @@
-"""Cross-checking: equal where equal, and where one known thing is wrong, exactly that thing is named."""
+"""Cross-checking two files: equal where equal, and where one known thing is wrong, exactly that thing is named."""
 
 import json
 import shutil
@@ -9,24 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 from cache import build_incremental, build_live, build_prefill
 from cache.kv import KVCache
 from cache.storage import Provenance, open_tensors
 from decode import Contract, State
-from experiments import crosscheck, matrix
 from experiments.compare.tensors import first_difference, ulp_distance
-from experiments.harness.canonical import seal, unseal
+from experiments.harness.options import DEMO
+from experiments.harness.tasks import load_tasks
 from experiments.harness.trace import SCHEMA as TRACE
 from experiments.harness.trace import Trace, require_room, slot_bytes
 from minimodel import Decoder, load_model
 from minimodel.numbers import bits
 from minimodel.roles import BRANCH_1, BRANCH_3, VISIBILITY
 from tests.conftest import numeric
+from tests.experiments.crosschecks import checked, run
 from tests.helpers import refused
-from tests.tiny import TASK
 
 BUILD = {"incremental": build_incremental, "prefill": build_prefill}
 
@@ -81,19 +80,6 @@ def record(
     return files
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(crosscheck.main, [str(a) for a in arguments])
-
-
-def checked(left: Path, right: Path, *more: object) -> dict[str, Any]:
-    """The JSON report of two files, which must be found different."""
-    result = run(left, right, "--json", *more)
-    assert result.exit_code == 3, result.output
-    report = json.loads(result.stdout)
-    assert not report["equal"]
-    return report
-
-
 def first(left: Path, right: Path) -> dict[str, Any]:
     (finding,) = checked(left, right)["findings"]["r"]
     return finding["first"]
@@ -145,6 +131,19 @@ def test_another_attention_kernel(genuine: dict[str, Path], tiny_directory: Path
     report = checked(genuine["incremental boundary"], files["incremental boundary"], "--checkpoint", tiny_directory)
     assert report["findings"]["r"][0]["first"] == finding["first"]
     assert "incremental: B is equal under eager of ours" in report["findings"]["r"][0]["lines"]
+
+
+def test_packed_heads_on_the_demo_are_named_as_the_cause(tmp_path: Path) -> None:
+    """The kernels of two transformers releases, over a prefix long enough for their sums to differ."""
+    directory, (task, *_) = DEMO / "primary", load_tasks(DEMO / "tasks.jsonl", 1)[0]
+    models = [load_model(directory, numeric("bf16", kernels=name)) for name in ("repeat_kv", "packed_gqa")]
+    prompt = State.prompt(Contract.load(directory), task.question, task.choices)
+    state, files = build_live(models[0], prompt).state, []
+    for model in models:
+        files.append(tmp_path / f"{model.numeric.attention}.safetensors")
+        build_incremental(model, state).save(files[-1], Provenance.here(directory, model.numeric), "r")
+    (finding,) = checked(*files, "--checkpoint", directory)["findings"]["r"]
+    assert finding["kernels"] == {"A": ["repeat_kv"], "B": ["packed_gqa"]}
 
 
 @pytest.mark.parametrize("construction", list(BUILD))
@@ -309,122 +308,6 @@ def test_bad_arguments_are_one_line(genuine: dict[str, Path], tmp_path: Path) ->
     for arguments in ([boundary, tmp_path], [boundary, trace], [tmp_path, tmp_path], [boundary, tmp_path / "none"]):
         result = run(*arguments)
         assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
-
-
-def write_tasks(path: Path, count: int) -> Path:
-    rows = [{**TASK, "id": f"r{i}", "question": f"Which one is odd, {i}?", "answer": "C"} for i in range(count)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def run_matrix(directory: Path, tasks: Path, out: Path, *more: str) -> Path:
-    arguments = [
-        "--dtype",
-        "bf16",
-        "--checkpoint",
-        directory,
-        "--tasks",
-        tasks,
-        "--out",
-        out,
-        "--threads",
-        1,
-        "--quiet",
-    ]
-    result = CliRunner().invoke(matrix.main, [str(a) for a in (*arguments, *more)])
-    assert result.exit_code == 0, result.output
-    return out
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> dict[str, Path]:
-    """Three runs of the same two rows: plain, with everything saved, and under the other kernel."""
-    folder = tmp_path_factory.mktemp("runs")
-    tasks = write_tasks(folder / "tasks.jsonl", 2)
-    saved = ("--save-boundaries", "--trace", "r1")
-    return {
-        "plain": run_matrix(tiny_directory, tasks, folder / "plain"),
-        "saved": run_matrix(tiny_directory, tasks, folder / "saved", *saved),
-        "eager": run_matrix(tiny_directory, tasks, folder / "packed", *saved, "--attention", "eager"),
-    }
-
-
-def test_saving_changes_no_byte_of_the_ledger(runs: dict[str, Path]) -> None:
-    assert (runs["plain"] / "rows.jsonl").read_bytes() == (runs["saved"] / "rows.jsonl").read_bytes()
-    written = sorted(str(p.relative_to(runs["saved"])) for p in runs["saved"].rglob("*.safetensors"))
-    names = [f"boundaries/r{i}-{arm}.safetensors" for i in (0, 1) for arm in ("live", "prefill")]
-    assert written == [*names, "traces/r1-live.safetensors", "traces/r1-prefill.safetensors"]
-    result = run(runs["plain"], runs["saved"])
-    assert result.exit_code == 0 and "2 of 2 rows equal" in result.stdout, result.output
-
-
-def test_a_run_under_another_kernel_is_explained_row_by_row(runs: dict[str, Path]) -> None:
-    report = checked(runs["plain"], runs["eager"], "--explain", 2)
-    assert [row["equal"] for row in report["rows"]] == [False, False]
-    for findings in report["findings"].values():
-        for finding in findings:
-            if finding["first"] is not None and finding["kernels"]:
-                assert "repeat_kv" in finding["kernels"]["A"] and "eager" in finding["kernels"]["B"]
-                assert finding["first"]["tensor"] == "self_attn.attention"
-    assert any(f["construction"] == "live" for found in report["findings"].values() for f in found)
-
-
-def test_a_changed_ledger_value_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(runs["plain"], copy)
-    lines = (copy / "rows.jsonl").read_text().splitlines()
-    row = {k: v for k, v in unseal(lines[1]).items() if k != "row_sha256"}
-    row["arms"]["prefill"]["margin"] += 0.125
-    del row["index"]
-    (copy / "rows.jsonl").write_text("\n".join([lines[0], seal(row)]) + "\n")
-    report = checked(runs["plain"], copy, "--no-rerun")
-    assert [r["equal"] for r in report["rows"]] == [True, False]
-    assert report["rows"][1]["differing"][0].startswith("arms.prefill.margin: ")
-    assert report["rows"][1]["one_sided"] == ["index: only in A"]
-
-
-def edited(run_directory: Path, copy: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
-    """A copy whose manifest and first row are changed."""
-    shutil.copytree(run_directory, copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    first_line, *rest = (copy / "rows.jsonl").read_text().splitlines()
-    row = {k: v for k, v in unseal(first_line).items() if k != "row_sha256"}
-    change(manifest, row)
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    (copy / "rows.jsonl").write_text("\n".join([seal(row), *rest]) + "\n")
-    return copy
-
-
-@pytest.mark.parametrize("key", ["checkpoint", "caps", "visibility", "role_offset", "dtype", "prompt", "experiment"])
-def test_runs_of_different_things_are_refused(runs: dict[str, Path], tmp_path: Path, key: str) -> None:
-    def change(manifest: dict[str, Any], row: dict[str, Any]) -> None:
-        if key == "dtype":
-            manifest["numeric"][0]["dtype"] = "fp32"
-        elif key == "prompt":
-            row["prefix"]["tokens"][1] += 1
-        else:
-            manifest[key] = {"config.json": "0"} if key == "checkpoint" else "other"
-
-    result = run(runs["plain"], edited(runs["plain"], tmp_path / "copy", change))
-    assert result.exit_code == 2 and key in result.stderr and result.stderr.count("\n") == 1, result.output
-
-
-def test_live_prefixes_that_part_are_named_at_the_token(runs: dict[str, Path], tmp_path: Path) -> None:
-    def change(manifest: dict[str, Any], row: dict[str, Any]) -> None:
-        row["prefix"]["tokens"][-4] += 1
-
-    copy = edited(runs["saved"], tmp_path / "copy", change)
-    (row,) = checked(runs["plain"], copy)["findings"].values()
-    length = len(unseal((runs["plain"] / "rows.jsonl").read_text().splitlines()[0])["prefix"]["tokens"])
-    assert f"the prefixes part at token {length - 4}: A " in row[0]["lines"][0]
-
-
-def test_a_row_more_on_one_side_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(runs["plain"], copy)
-    (copy / "rows.jsonl").write_text((copy / "rows.jsonl").read_text().splitlines()[0] + "\n")
-    result = run(runs["plain"], copy)
-    assert result.exit_code == 0 and "1 of 1 rows equal" in result.stdout and "A has 2 rows, B 1" in result.stdout
 
 
 def test_ulp_distance_and_values() -> None:

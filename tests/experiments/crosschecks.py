@@ -1,0 +1,22 @@
+"""The cross-check called as a user calls it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from experiments import crosscheck
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(crosscheck.main, [str(a) for a in arguments])
+
+
+def checked(left: Path, right: Path, *more: object) -> dict[str, Any]:
+    """The JSON report of two files or runs, which must be found different."""
+    result = run(left, right, "--json", *more)
+    assert result.exit_code == 3, result.output
+    report = json.loads(result.stdout)
+    assert not report["equal"]
+    return report
