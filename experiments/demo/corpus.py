@@ -29,7 +29,7 @@ LENGTH_MULTIPLE = 32  # the CPU library prepares a kernel for every new shape
 POOL_BATCHES = 16  # batches sorted by length together
 MERGE_QUOTES = 4  # the first numbers in merge: three results and the one it keeps
 COPIED = frozenset(w.NAMES + w.OBJECTS)
-SIGNS = frozenset(("+", "-", "gains", "losses", *w.GAIN_STEPS, *w.LOSS_STEPS))
+VERBS = frozenset(w.GAIN_VERBS + w.LOSS_VERBS)
 VERDICTS = frozenset(w.OTHER + w.SAME)
 
 
@@ -55,8 +55,8 @@ class Batch:
 def target_weight(word: str, before: str, role: int, numbers: int) -> float:
     """The loss weight of one target, from its text, the token before, its role, and the count of numbers before it.
 
-    The weak skills of a small model weigh most: copying names (an induction it learns late), the results that merge
-    quotes, the third branch.
+    What a small model learns late weighs most: copying, the event that comes next out of order, the results that merge
+    quotes, whether a choice fits.
     """
     bare = word.strip()
     if role == 0:
@@ -69,8 +69,8 @@ def target_weight(word: str, before: str, role: int, numbers: int) -> float:
         return 6.0
     if role == 4 and bare in VERDICTS:
         return 8.0
-    if role < 4 and (bare in SIGNS or bare in w.DAYS):
-        return 4.0 if bare in SIGNS else 6.0
+    if role < 4 and bare in VERBS:
+        return 6.0 if role == 1 else 9.0
     return 2.0 if before in (".", "\n") else 1.0
 
 
@@ -150,8 +150,8 @@ def held_out_tasks(seed: int, count: int) -> list[dict[str, object]]:
     seen: set[tuple[int, tuple[int, ...]]] = set()
     while len(tasks) < count:
         problem = draw_problem(rng, holdout=True)
-        if (problem.start, problem.events) not in seen:
-            seen.add((problem.start, problem.events))
+        if (problem.start, problem.amounts) not in seen:
+            seen.add((problem.start, problem.amounts))
             row = {"id": f"demo-{len(tasks):03d}", "question": problem.question, "choices": list(problem.choices)}
             tasks.append({**row, "answer": problem.answer})
     return tasks

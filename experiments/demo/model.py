@@ -21,6 +21,7 @@ from minimodel.roles import attention_mask, position_ids
 
 ROLE_EMBEDDING = "role_embedding.weight"
 ROPE_THETA = 1000000.0
+PREVIOUS_TOKEN_BIAS = 8.0
 
 
 def config_json(vocab_size: int) -> dict[str, object]:
@@ -59,7 +60,8 @@ def initial_weights(config: ModelConfig, seed: int) -> dict[str, Tensor]:
     """FP32 weights: norms one, biases zero, embeddings of deviation 0.02, matrices of fan_in ** -0.5.
 
     Matrices that write into the residual stream start at 0.3 of that. Role rows 0-7 start at zero and stay there: no
-    token reads them, so they get no gradient, and AdamW decays nothing.
+    token reads them, so they get no gradient, and AdamW decays nothing. Two kinds of head, which a small model learns
+    late by itself, are there from the start: see `previous_token_head` and `same_token_head`.
     """
     generator = torch.Generator().manual_seed(seed)
     shapes = {**expected_shapes(config), ROLE_EMBEDDING: (ROLE_ROWS, config.hidden_size)}
@@ -75,7 +77,30 @@ def initial_weights(config: ModelConfig, seed: int) -> dict[str, Tensor]:
             scale = 0.02 if "embed" in name else scale
             weights[name] = torch.randn(shape, generator=generator) * scale
     weights[ROLE_EMBEDDING][:8] = 0.0
+    previous_token_head(weights, config)
+    for layer in range(config.num_hidden_layers):
+        same_token_head(weights, config, layer)
     return weights
+
+
+def previous_token_head(weights: dict[str, Tensor], config: ModelConfig) -> None:
+    """Lets the first query head of layer 0 look at the token before, whatever the tokens are.
+
+    The biases alone give the score s * sum of cos(w (i - j - 1)) over the RoPE frequencies w, largest at j = i - 1.
+    """
+    half = config.head_dim // 2
+    frequency = ROPE_THETA ** (-torch.arange(half) / half)
+    query, key = (weights[f"model.layers.0.self_attn.{name}_proj.bias"][: config.head_dim] for name in "qk")
+    key[:half] = PREVIOUS_TOKEN_BIAS
+    query[:half], query[half:] = PREVIOUS_TOKEN_BIAS * frequency.cos(), -PREVIOUS_TOKEN_BIAS * frequency.sin()
+
+
+def same_token_head(weights: dict[str, Tensor], config: ModelConfig, layer: int) -> None:
+    """Lets the first query head of the last K/V head look at tokens like its own: its query is its key."""
+    query, key = (weights[f"model.layers.{layer}.self_attn.{name}_proj.weight"] for name in "qk")
+    groups = config.num_attention_heads // config.num_key_value_heads
+    first = (config.num_key_value_heads - 1) * config.head_dim
+    query[first * groups : first * groups + config.head_dim] = key[first : first + config.head_dim]
 
 
 def loss_sum(decoder: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -97,12 +122,20 @@ def loss_sum(decoder: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
 def write_checkpoint(
     directory: Path, config: Mapping[str, object], weights: Mapping[str, Tensor], tokenizer: Tokenizer
 ) -> None:
-    """Writes a checkpoint directory in BF16: config, weights, tokenizer, role table and contract."""
+    """Writes a checkpoint directory in BF16: config, weights, tokenizer, role table and contract.
+
+    Each file is written aside and then renamed, so a reader that has an older one mapped keeps what it reads.
+    """
     directory.mkdir(parents=True, exist_ok=True)
+    aside = directory / "partial"
     stored = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
     role_table = stored.pop(ROLE_EMBEDDING)
-    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
-    save_file({"weight": role_table}, directory / "role_embedding.safetensors", metadata={"format": "pt"})
-    tokenizer.save(str(directory / "tokenizer.json"))
+    metadata = {"format": "pt"}
+    for name, tensors in (("model", stored), ("role_embedding", {"weight": role_table})):
+        save_file(tensors, aside, metadata=metadata)
+        aside.replace(directory / f"{name}.safetensors")
+    tokenizer.save(str(aside))
+    aside.replace(directory / "tokenizer.json")
     for name, content in (("config.json", dict(config)), ("contract.json", contract_json())):
-        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        aside.replace(directory / name)

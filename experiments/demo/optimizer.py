@@ -14,7 +14,8 @@ from torch.nn import Parameter
 from minimodel.errors import refuse
 
 MATRIX_RATE, OTHER_RATE = 0.02, 3e-3
-PRIMARY_AT = 0.85  # share of the run after which the primary checkpoint is taken; the later one is the end
+WARMUP, DECAY_FROM = 0.01, 0.4  # shares of the run
+PRIMARY_AT = 0.9  # share of the run after which the primary checkpoint is taken; the later one is the end
 
 
 def is_matrix(name: str) -> bool:
@@ -22,18 +23,14 @@ def is_matrix(name: str) -> bool:
     return name.startswith("model.layers.") and name.endswith("proj.weight")
 
 
-def rate(progress: float, warmup: float) -> float:
+def rate(progress: float) -> float:
     """The learning rate's factor at `progress` in [0, 1].
 
-    A short warm-up, constant to 55 % of the run, linear to 6 % at the primary checkpoint, linear to 2 % at the end.
+    A short warm-up, constant to 40 % of the run, linear to 4 % at the primary checkpoint, 4 % from there to the end.
     """
-    if progress < warmup:
-        return progress / warmup
-    if progress < 0.55:
-        return 1.0
-    if progress < PRIMARY_AT:
-        return 1.0 - 0.94 * (progress - 0.55) / (PRIMARY_AT - 0.55)
-    return 0.06 - 0.04 * (progress - PRIMARY_AT) / (1.0 - PRIMARY_AT)
+    if progress < WARMUP:
+        return progress / WARMUP
+    return min(1.0, max(0.04, 1.0 - 0.96 * (progress - DECAY_FROM) / (PRIMARY_AT - DECAY_FROM)))
 
 
 class Optimizer:

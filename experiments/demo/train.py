@@ -2,7 +2,7 @@
 
 Writes `primary/`, `later/` and `tasks.jsonl`. One run, step-based: the batch of a step depends on the seed and the step
 alone, so a run that is interrupted and started again continues as it would have gone on. The two checkpoints are two
-moments of this run, at 85 % and at its end.
+moments of this run, at 90 % and at its end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from minimodel.decoder import Decoder
 from minimodel.numerics import NumericContract
 
 TASKS = 200
-WARMUP = 0.01
 LOG_EVERY = 20
 
 
@@ -87,7 +86,7 @@ def train(out: Path, plan: Plan, threads: int, save_every: int, stop: int | None
     for step, batch in enumerate(batches(plan, done, last, tokenizer), start=done + 1):
         total, weight = loss_sum(decoder, batch)
         (total / weight).backward()
-        optimizer.step(rate(step / plan.steps, WARMUP))
+        optimizer.step(rate(step / plan.steps))
         tokens += int(batch.valid.sum())
         losses.append(float(total.detach() / weight))
         if step % LOG_EVERY == 0 or step == last:

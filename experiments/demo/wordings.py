@@ -34,13 +34,12 @@ STARTS = (
     "{N} begins the week with {s} {o}.",
     "{N} keeps {s} {o} in a box.",
     "At first {N} counts {s} {o}.",
-    "There are {s} {o} in the box that belongs to {N}.",
+    "In the box of {N} there are {s} {o}.",
     "{N} owns {s} {o}.",
 )
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-EVENT_OPENINGS = ("On", "Then on", "Later, on", "And on", "Next, on")
-GAIN_VERBS = ("finds", "buys", "wins", "collects", "receives", "earns", "gathers", "adds")
-LOSS_VERBS = ("loses", "sells", "breaks", "drops", "donates", "lends", "discards", "spends")
+EVENT_OPENINGS = ("{P}", "Then {N}", "Later {N}", "After that {N}", "One day {N}", "In the evening {N}")
+GAIN_VERBS = ("found", "bought", "won", "collected", "received", "earned", "gathered", "added")
+LOSS_VERBS = ("lost", "sold", "broke", "dropped", "donated", "lent", "discarded", "spent")
 TAILS = (
     "at the market",
     "at school",
@@ -131,9 +130,7 @@ TURNS = {
         "What is left are the losses.",
     ),
 }
-STEP_OPENINGS = ("", "Then ", "Next ", "Now ", "Here ", "After that ", "At this point ", "This time ")
-GAIN_STEPS = ("adds", "brings", "gives", "supplies", "yields", "offers")
-LOSS_STEPS = ("takes", "removes", "costs", "subtracts", "drains", "claims")
+STEP_OPENINGS = ("Then", "Next", "Now", "Here", "After that", "At this point", "This time", "Further on")
 EQUATIONS = ("so", "which means", "and", "thus", "giving", "hence")
 BRANCH_ENDS = (
     "So {N} ends with {s}",
@@ -144,23 +141,20 @@ BRANCH_ENDS = (
     "Altogether {N} keeps {s}",
 )
 
+MERGE_FIRST = "The"
 MERGE_OPENINGS = (
-    "Side by side,",
-    "Looking back,",
-    "To compare,",
-    "In summary,",
-    "Checking all of them,",
-    "Put together,",
-    "Let us see:",
-    "We compare:",
-    "Now",
-    "As for the results,",
-    "Taken together,",
-    "Of the three,",
-    "Comparing,",
-    "When we look again,",
-    "Here",
-    "Overall,",
+    "results are",
+    "three results are",
+    "branches say",
+    "three branches say",
+    "totals are",
+    "three totals are",
+    "counts read",
+    "three counts read",
+    "solutions give",
+    "three solutions give",
+    "outcomes are",
+    "final numbers are",
 )
 ORDINALS = (("first", "second", "third"), ("one", "two", "three"))
 SEPARATORS = (", ", "; ", ", and ", ", then ")
@@ -173,15 +167,25 @@ AGREE_NONE = (
     "Without agreement, use",
 )
 OUR_VERBS = ("we have", "ours is", "we got", "our count is", "we found", "the result is")
-OTHER = ("different", "other", "wrong")
-SAME = ("same", "equal", "right")
+OTHER = ("differs", "misses", "fails", "conflicts")
+SAME = ("fits", "matches", "agrees", "works")
 CONCLUSIONS = (
-    "So the letter is",
-    "Thus we pick",
-    "That makes it",
-    "Hence we choose",
-    "This points to",
-    "We settle on",
+    "so the letter is",
+    "thus we pick",
+    "that makes it",
+    "hence we choose",
+    "this points to",
+    "we settle on",
+)
+ENDS = (
+    "We stop here.",
+    "That is enough.",
+    "Nothing else is needed.",
+    "This settles the matter.",
+    "The rest can wait.",
+    "No more checks.",
+    "Done with the choices.",
+    "It is decided.",
 )
 NEAREST = ("None fits, nearest is", "Nothing fits, closest is")
 ANSWERS = (

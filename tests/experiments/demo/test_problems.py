@@ -18,8 +18,8 @@ from experiments.demo.problems import (
     totals,
 )
 
-GAINS = {"finds", "buys", "wins", "collects", "receives", "earns", "gathers", "adds"}
-LOSSES = {"loses", "sells", "breaks", "drops", "donates", "lends", "discards", "spends"}
+GAINS = {"found", "bought", "won", "collected", "received", "earned", "gathered", "added"}
+LOSSES = {"lost", "sold", "broke", "dropped", "donated", "lent", "discarded", "spent"}
 
 
 def read_story(question: str) -> tuple[int, tuple[int, ...]]:
@@ -52,7 +52,7 @@ def test_story_tells_the_arithmetic_and_the_letter_is_right():
     for _ in range(300):
         problem = draw_problem(rng)
         start, events = read_story(problem.question)
-        assert (start, events) == (problem.start, problem.events)
+        assert (start, events) == (problem.start, problem.amounts)
         numbers = [int(choice.split()[0]) for choice in problem.choices]
         assert len(set(numbers)) == 4
         assert numbers["ABCD".index(problem.answer)] == start + sum(events)
@@ -60,7 +60,7 @@ def test_story_tells_the_arithmetic_and_the_letter_is_right():
 
 def test_a_changed_number_in_the_story_is_noticed():
     problem = draw_problem(random.Random(11))
-    size = abs(problem.events[0])
+    size = abs(problem.amounts[0])
     changed = re.sub(rf"\b{size} (at|in|on|near|by|during)\b", rf"{size + 1} \1", problem.question, count=1)
     start, events = read_story(changed)
     assert start + sum(events) != problem.result
@@ -78,11 +78,13 @@ def test_branches_reach_the_result_in_their_own_order():
         problem = draw_problem(rng)
         for branch in BRANCHES:
             pieces, result = branch_pieces(rng, problem, branch)
-            steps = re.findall(r"(\w+day) \w+ (\d+), [a-z ]+ (\d+) ([+-]) (\d+) = (\d+)\.", text(pieces))
-            dated = tuple((day, int(size) if sign == "+" else -int(size)) for day, _, _, sign, size, _ in steps)
-            assert dated == ordered(problem.events, branch)
-            assert all(named == size for _, named, _, _, size, _ in steps)
-            assert [int(total) for *_, total in steps] == totals(problem.start, dated)
+            steps = re.findall(r"(\w+) (\d+), [a-z ]+ \d+ ([+-]) (\d+) = (\d+)\.", text(pieces))
+            expected = [problem.events[index] for index in ordered(problem.amounts, branch)]
+            assert [(verb, int(sign + size)) for verb, _, sign, size, _ in steps] == [
+                (event.verb, event.amount) for event in expected
+            ]
+            assert all(told == size for _, told, _, size, _ in steps)
+            assert [int(total) for *_, total in steps] == totals(problem.start, [event.amount for event in expected])
             assert text(pieces).rstrip().endswith(f" {result}")
             assert result == problem.result
             assert not any(piece.planted for piece in pieces)
@@ -115,12 +117,11 @@ def test_merge_keeps_the_majority_or_the_first(results, kept):
 
 def test_orders_of_the_three_branches():
     events = (4, -3, 2, -5)
-    days = [[day[:3] for day, _ in ordered(events, branch)] for branch in BRANCHES]
-    assert days == [["Mon", "Tue", "Wed", "Thu"], ["Mon", "Wed", "Tue", "Thu"], ["Tue", "Thu", "Mon", "Wed"]]
-    assert [event for _, event in ordered(events, "gains")] == [4, 2, -3, -5]
+    assert [ordered(events, branch) for branch in BRANCHES] == [(0, 1, 2, 3), (0, 2, 1, 3), (1, 3, 0, 2)]
+    assert totals(10, events) == [14, 11, 13, 8]
 
 
-def test_merge_quotes_keeps_and_walks_the_choices():
+def test_merge_quotes_keeps_and_walks_the_choices_to_the_fitting_one():
     rng = random.Random(6)
     for _ in range(100):
         problem = draw_problem(rng)
@@ -129,23 +130,43 @@ def test_merge_quotes_keeps_and_walks_the_choices():
         pieces, letter = merge_pieces(rng, problem, results)
         numbers = [int(number) for number in re.findall(r"\d+", text(pieces))]
         choices = [int(choice.split()[0]) for choice in problem.choices]
-        assert numbers[:4] == [*results, problem.result]
-        assert numbers[4::2] == choices and set(numbers[5::2]) == {problem.result}
+        assert numbers[:5] == [*results, problem.result, problem.result]
+        walked = choices[: choices.index(problem.result) + 1]
+        assert numbers[5::2] == walked and numbers[6::2] == [problem.result] * (len(walked) - 1)
         assert letter == problem.answer
-        assert text(pieces).endswith(f" {letter}.")
+        assert re.findall(r" ([A-D])\.", text(pieces)) == [letter]
+        verdicts = re.findall(r"^[A-D]\. \d+ (\w+),", text(pieces), flags=re.MULTILINE)
+        assert [verdict in w.SAME for verdict in verdicts] == [choice == problem.result for choice in walked]
+        assert f"so {problem.result} {verdicts[-1]}." in text(pieces)
+
+
+def test_merge_opens_with_one_word_and_goes_on_in_many():
+    rng = random.Random(7)
+    problem = draw_problem(rng)
+    results = (problem.result, problem.result, problem.result)
+    words = [text(merge_pieces(rng, problem, results)[0]).split()[:2] for _ in range(200)]
+    assert len({first for first, _ in words}) == 1 and len({second for _, second in words}) > 4
+
+
+def test_no_verb_and_no_size_occurs_twice_in_a_problem():
+    rng = random.Random(12)
+    for _ in range(200):
+        events = draw_problem(rng).events
+        assert len({event.verb for event in events}) == len({abs(event.amount) for event in events}) == len(events)
 
 
 def test_merge_takes_the_nearest_choice_where_none_fits():
     problem = draw_problem(random.Random(8))
     choices = [int(choice.split()[0]) for choice in problem.choices]
     kept = next(number for number in range(80) if number not in choices)
-    _, letter = merge_pieces(random.Random(1), problem, (kept, kept, kept))
+    pieces, letter = merge_pieces(random.Random(1), problem, (kept, kept, kept))
+    assert [line[:2] for line in text(pieces).splitlines()[1:5]] == ["A.", "B.", "C.", "D."]
     assert abs(choices["ABCD".index(letter)] - kept) == min(abs(choice - kept) for choice in choices)
 
 
 def test_training_and_held_out_problems_never_meet():
     rng = random.Random(9)
-    training = {(p.start, p.events) for p in (draw_problem(rng) for _ in range(3000))}
+    training = {(p.start, p.amounts) for p in (draw_problem(rng) for _ in range(3000))}
     tasks = {read_story(str(task["question"])) for task in held_out_tasks(9, 100)}
     assert len(tasks) == 100
     assert all(held_out(*key) for key in tasks) and not any(held_out(*key) for key in training)

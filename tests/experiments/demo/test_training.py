@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from experiments.demo.corpus import collate, training_pool
 from experiments.demo.model import ROLE_EMBEDDING, config_json, initial_weights, loss_sum
-from experiments.demo.optimizer import PRIMARY_AT, Optimizer, rate
+from experiments.demo.optimizer import DECAY_FROM, PRIMARY_AT, WARMUP, Optimizer, rate
 from experiments.demo.tokenizer import train_tokenizer
 from experiments.demo.train import Plan, main, train
 from minimodel.checkpoint import open_checkpoint
@@ -28,11 +28,38 @@ def same_bits(left: Path, right: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n].view(torch.int16), b[n].view(torch.int16)) for n in a)
 
 
-def test_rate_rises_holds_and_falls():
-    assert rate(0.005, 0.01) == pytest.approx(0.5) and rate(0.3, 0.01) == 1.0
-    assert rate(PRIMARY_AT, 0.01) == pytest.approx(0.06) and rate(1.0, 0.01) == pytest.approx(0.02)
-    falling = [rate(step / 100, 0.01) for step in range(55, 101)]
-    assert falling == sorted(falling, reverse=True)
+def test_rate_rises_holds_falls_and_ends_low():
+    assert rate(WARMUP / 2) == pytest.approx(0.5) and rate(DECAY_FROM) == 1.0
+    assert rate(PRIMARY_AT) == pytest.approx(0.04) and rate(1.0) == pytest.approx(0.04)
+    falling = [rate(step / 100) for step in range(round(100 * DECAY_FROM), round(100 * PRIMARY_AT) + 1)]
+    assert falling == sorted(set(falling), reverse=True)
+
+
+def first_layer_attention(weights: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+    """Attention probabilities of layer 0, [H,T,T], worked out from what the decoder shows."""
+    config = ModelConfig.from_dict(config_json(weights["model.embed_tokens.weight"].shape[0]))
+    decoder = Decoder(
+        config, weights, NumericContract(dtype="fp32", attention="eager", threads=torch.get_num_threads())
+    )
+    seen: dict[str, torch.Tensor] = {}
+    mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()[None, None]
+    positions = torch.arange(ids.shape[1])[None]
+    decoder(ids, torch.zeros_like(ids), positions, mask, None, observe=seen.__setitem__)
+    query, key = (seen[f"layers.0.self_attn.{name}_rotary"][0] for name in "qk")
+    scores = query @ key.repeat_interleave(query.shape[0] // key.shape[0], 0).mT / config.head_dim**0.5
+    return scores.masked_fill(~mask[0], float("-inf")).softmax(-1)
+
+
+def test_one_head_starts_on_the_token_before_and_one_on_equal_tokens():
+    weights = initial_weights(ModelConfig.from_dict(config_json(1000)), 0)
+    ids = torch.randperm(1000, generator=torch.Generator().manual_seed(0))[None, :40]
+    ids[0, 30] = ids[0, 20]
+    found = first_layer_attention(weights, ids)
+    before = found[:, range(1, 40), range(39)]
+    assert before[0].mean() > 0.75 and before[1:].mean() < 0.2
+    others = [slot for slot in range(30) if slot != 20]
+    assert found[2, 30, 20] > 2 * found[2, 30, others].max()
+    assert found[3, 30, 20] < 2 * found[3, 30, others].max()  # a head whose query is not its key: no such preference
 
 
 def test_loss_is_the_weighted_mean_and_trains_every_tensor():
