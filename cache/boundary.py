@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from cache.isolation import cache_tensors
@@ -15,6 +14,7 @@ from decode.greedy import require_equal_copies
 from decode.state import State
 from decode.stepper import FunctionalRecord
 from minimodel.errors import InputError, refuse
+from minimodel.numerics import placement
 
 SCHEMA = "stage-replay-boundary-v1"
 
@@ -67,7 +67,7 @@ class Boundary:
     def load(
         cls, path: str | Path, contract: Contract, provenance: Provenance, same_numeric: bool = True
     ) -> "Boundary":
-        """The saved boundary, bit for bit, on the device of `provenance.numeric`, ready to continue or transplant.
+        """The saved boundary, bit for bit, on the devices of `provenance.numeric`, ready to continue or transplant.
 
         InputError unless checkpoint, decoding contract and numeric contract are those of `contract` and `provenance`;
         `same_numeric` False asks only for the same dtype, so that a boundary of another kernel, another machine or of
@@ -88,11 +88,11 @@ class Boundary:
         record = FunctionalRecord.of_state(state.tokens, state.roles, contract.rules.visibility)
         if record.sha256() != stored.header["functional_sha256"]:
             raise InputError(f"{path}: functional_sha256: expected the digest of its own tokens, found another")
-        cache, logits = _read(stored, len(state), torch.device(numeric["device"]))
+        cache, logits = _read(stored, len(state), numeric["device"])
         return cls(stored.header["construction"], state, cache, logits, record, tuple(stored.header["margins"]))
 
 
-def _read(stored: Stored, length: int, device: torch.device) -> tuple[KVCache, Tensor]:
+def _read(stored: Stored, length: int, device: str) -> tuple[KVCache, Tensor]:
     """The cache and the logits of a boundary file, each tensor verified against its digest and the others' shape."""
     layers = (len(stored.names) - 1) // 2
     names = [f"layers.{layer}.{name}" for layer in range(layers) for name in ("key", "value")]
@@ -104,11 +104,12 @@ def _read(stored: Stored, length: int, device: torch.device) -> tuple[KVCache, T
     logits = stored.tensor("logits")
     if logits.ndim != 2 or logits.shape[0] != shape[0]:
         raise refuse(f"{stored.path}: shape of logits", f"[{shape[0]}, V]", list(logits.shape))
-    cache = KVCache(layers, shape[0], shape[1], length, shape[3], logits.dtype, device)
+    places = placement(device, layers)
+    cache = KVCache(layers, shape[0], shape[1], length, shape[3], logits.dtype, places)
     for layer in range(layers):
         key, value = (stored.tensor(f"layers.{layer}.{name}") for name in ("key", "value"))
         cache.append(layer, key, value)
     cache.require_equal_copies()
     require_equal_copies(logits, "boundary logits")
     cache.require_finite()
-    return cache, logits.to(device)
+    return cache, logits.to(places[0])

@@ -40,16 +40,16 @@ class KVCache:
 
     @classmethod
     def for_model(cls, model: Decoder, batch: int, capacity: int) -> "KVCache":
-        """Room for `capacity` tokens of `batch` copies in the model's dtype and on its device."""
-        config, numeric = model.config, model.numeric
+        """Room for `capacity` tokens of `batch` copies in the model's dtype, each layer's on that layer's device."""
+        config = model.config
         return cls(
             config.num_hidden_layers,
             batch,
             config.num_key_value_heads,
             capacity,
             config.head_dim,
-            numeric.torch_dtype,
-            numeric.torch_device,
+            model.numeric.torch_dtype,
+            list(model.places),
         )
 
     def __len__(self) -> int:

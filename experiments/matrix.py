@@ -78,6 +78,12 @@ def open_saving(session: Session, out: Path, boundaries: bool, traced: tuple[str
     return saving
 
 
+def _unwritten(out: Path, missing: list[str]) -> list[str]:
+    if not missing:
+        return []
+    return [f"{out}: {missing[0]} and {len(missing) - 1} more were not written: their rows were kept from before"]
+
+
 @click.command(help=__doc__)
 @dtype_option
 @saving_options
@@ -100,13 +106,9 @@ def main(
             summarise=lambda rows: matrix_summary(dtype, rows),
             report=matrix_report,
             closing=lambda summary: [closing_line(summary)],
+            notes=lambda: _unwritten(out, saving.missing([task.id for task in session.tasks], ("live", "prefill"))),
         )
-        code = run_plan(plan, out, options.fresh, options.quiet)
-        missing = saving.missing([task.id for task in session.tasks], ("live", "prefill"))
-        if missing:
-            note = f"{out}: {missing[0]} and {len(missing) - 1} more were not written: their rows were kept from before"
-            click.echo(note, err=True)
-        return code
+        return run_plan(plan, out, options.fresh, options.quiet)
 
     run_command(body, "experiments.matrix")
 

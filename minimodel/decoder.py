@@ -17,12 +17,13 @@ from minimodel.activation import SILU_KERNELS, Silu
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError
-from minimodel.linear import LINEAR_KERNELS, Linear
+from minimodel.linear import LINEAR_KERNELS, Joint, Linear, together
+from minimodel.linear_packed import Part
 from minimodel.mask import causal_mask, check_mask
 from minimodel.norm import rms_norm
 from minimodel.numerics import NumericContract
 from minimodel.roles import RoleRules
-from minimodel.rotary import RotaryTables, rotate, sign_first_half
+from minimodel.rotary import RotaryTables, rotate
 
 Observe = Callable[[str, Tensor], None]
 
@@ -39,16 +40,16 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: two norm weights [E] and seven linear maps, their weights already inside the kernel."""
+    """One decoder layer: two norm weights [E] and seven linear maps, their weights already inside the kernel.
+
+    Maps of one input stand together: q, k, v and gate, up.
+    """
 
     input_layernorm: Tensor
-    q_proj: Linear
-    k_proj: Linear
-    v_proj: Linear
+    qkv_proj: Joint
     o_proj: Linear
     post_attention_layernorm: Tensor
-    gate_proj: Linear
-    up_proj: Linear
+    gate_up_proj: Joint
     down_proj: Linear
 
 
@@ -56,9 +57,10 @@ class Decoder:
     """A Qwen2.5 decoder over named weights.
 
     weights: the checkpoint's own names (`model.embed_tokens.weight` [V, E], `model.layers.0.self_attn.q_proj.weight`
-    [H*D, E], ...), all in the contract's dtype and device, plus `role_embedding.weight` [rows, E] where the checkpoint
-    has a role table. Without `lm_head.weight` the head is tied to the embedding. Nothing is copied: parameters that
-    require gradients train.
+    [H*D, E], ...), all in the contract's dtype, plus `role_embedding.weight` [rows, E] where the checkpoint has a role
+    table. Without `lm_head.weight` the head is tied to the embedding. Nothing is copied: parameters that require
+    gradients train. A layer runs where its weights lie; hidden states, mask and rotary tables move at each border
+    between devices, and a tied head that lies on another device than the embedding holds a copy.
     """
 
     def __init__(
@@ -69,13 +71,20 @@ class Decoder:
         rules: RoleRules | None = None,
     ) -> None:
         self.config, self.numeric, self.rules = config, numeric, rules or RoleRules()
-        linear = LINEAR_KERNELS[numeric.linear]
         self.attend, self.silu = ATTENTION_KERNELS[numeric.attention], SILU_KERNELS[numeric.linear]
         self.embed_tokens = weights["model.embed_tokens.weight"]
         self.role_embedding = weights.get("role_embedding.weight")
-        self.layers = tuple(_layer(weights, f"model.layers.{i}.", linear) for i in range(config.num_hidden_layers))
+        self.layers = tuple(
+            _layer(weights, f"model.layers.{i}.", numeric.linear) for i in range(config.num_hidden_layers)
+        )
         self.norm = weights["model.norm.weight"]
-        self.lm_head = linear(weights.get("lm_head.weight", self.embed_tokens), None)
+        self.places = tuple(layer.input_layernorm.device for layer in self.layers)
+        before = (self.embed_tokens.device, *self.places)
+        self._borders = {i: place for i, place in enumerate(self.places) if place != before[i]}
+        head = weights.get("lm_head.weight")
+        self.lm_head = LINEAR_KERNELS[numeric.linear](
+            self.embed_tokens.to(self.norm.device) if head is None else head, None
+        )
         self.rotary = RotaryTables(
             config.head_dim, config.rope_theta, self.embed_tokens.dtype, self.embed_tokens.device
         )
@@ -102,11 +111,13 @@ class Decoder:
             mask = causal_mask(length, key_length, input_ids.device)
         hidden_states = self.embed(input_ids, roles)
         note("embed", hidden_states)
-        cos, sin = self.rotary.at(position_ids, key_length)
-        # [B, 1, T, D] -> [B, T, 1, D], for heads that still lie behind their positions
-        rotary = cos.transpose(1, 2), sign_first_half(sin).transpose(1, 2)
+        rotary = self.rotary.at(position_ids, key_length)
         for index, layer in enumerate(self.layers):
             name = f"layers.{index}."
+            if index in self._borders:  # moving changes no bit
+                place = self._borders[index]
+                hidden_states, rotary = hidden_states.to(place), (rotary[0].to(place), rotary[1].to(place))
+                mask = None if mask is None else mask.to(place)
             normed = rms_norm(hidden_states, layer.input_layernorm, self.config.rms_norm_eps)
             note(name + "input_layernorm", normed)
             hidden_states = hidden_states + self._attention(index, layer, normed, rotary, mask, cache, note)
@@ -130,10 +141,13 @@ class Decoder:
         return hidden_states + F.embedding(roles + self.rules.role_offset, self.role_embedding)
 
     def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:
-        """[B, T, E] -> [B, T, V] in the model dtype; no cast to FP32: the argmax sees the model's own rounding."""
+        """[B, T, E] -> [B, T, V] in the model dtype; no cast to FP32: the argmax sees the model's own rounding.
+
+        They are made where the head lies, and given back on the embedding's device, where choices are made.
+        """
         # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but makes it one
         # product of B rows where parameters require gradients, as transformers' do; in FP32 the two differ in bits
-        logits = self.lm_head(hidden_states.contiguous())
+        logits = self.lm_head(hidden_states.contiguous()).to(self.embed_tokens.device)
         (observe or _unobserved)("logits", logits)
         return logits
 
@@ -151,7 +165,7 @@ class Decoder:
         batch, length, _ = normed.shape
         heads = (batch, length, -1, self.config.head_dim)
         name = f"layers.{index}.self_attn."
-        query, keys, values = layer.q_proj(normed), layer.k_proj(normed), layer.v_proj(normed)
+        query, keys, values = layer.qkv_proj(normed)
         note(name + "q_proj", query)
         note(name + "k_proj", keys)
         note(name + "v_proj", values)
@@ -173,7 +187,7 @@ class Decoder:
 
 def _mlp(name: str, layer: Layer, normed: Tensor, silu: Silu, note: Observe) -> Tensor:
     """SwiGLU: down(silu(gate(x)) * up(x)), [B, T, E] -> [B, T, E]; silu and product each round to the model dtype."""
-    gate, up = layer.gate_proj(normed), layer.up_proj(normed)
+    gate, up = layer.gate_up_proj(normed)
     note(name + "mlp.gate_proj", gate)
     note(name + "mlp.up_proj", up)
     product = silu(gate) * up
@@ -183,20 +197,17 @@ def _mlp(name: str, layer: Layer, normed: Tensor, silu: Silu, note: Observe) -> 
     return down
 
 
-def _layer(weights: Mapping[str, Tensor], name: str, linear: Callable[[Tensor, Tensor | None], Linear]) -> Layer:
-    def prepared(module: str) -> Linear:
-        return linear(weights[f"{name}{module}.weight"], weights.get(f"{name}{module}.bias"))
+def _layer(weights: Mapping[str, Tensor], name: str, kernel: str) -> Layer:
+    def part(module: str) -> Part:
+        return weights[f"{name}{module}.weight"], weights.get(f"{name}{module}.bias")
 
     return Layer(
         input_layernorm=weights[name + "input_layernorm.weight"],
-        q_proj=prepared("self_attn.q_proj"),
-        k_proj=prepared("self_attn.k_proj"),
-        v_proj=prepared("self_attn.v_proj"),
-        o_proj=prepared("self_attn.o_proj"),
+        qkv_proj=together(kernel, [part(f"self_attn.{x}_proj") for x in "qkv"]),
+        o_proj=LINEAR_KERNELS[kernel](*part("self_attn.o_proj")),
         post_attention_layernorm=weights[name + "post_attention_layernorm.weight"],
-        gate_proj=prepared("mlp.gate_proj"),
-        up_proj=prepared("mlp.up_proj"),
-        down_proj=prepared("mlp.down_proj"),
+        gate_up_proj=together(kernel, [part("mlp.gate_proj"), part("mlp.up_proj")]),
+        down_proj=LINEAR_KERNELS[kernel](*part("mlp.down_proj")),
     )
 
 

@@ -5,9 +5,12 @@ In BF16 and FP16 the packed call is used only for numbers of rows for which it h
 call sums in another order: there, `packed` is a contract of its own (never the default), used for every call. The
 packed copy takes the weight's place; whoever still holds the plain one (a tied embedding) keeps that too, so a tied
 head costs a second copy of the table.
+
+Maps of one input (q, k, v; gate, up) are packed as one weight, rows below rows: at two rows a call costs much the same
+whatever its width. The proof then holds the one product against F.linear of each map alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -18,6 +21,7 @@ from minimodel.errors import refuse
 from minimodel.numbers import same_bits
 from minimodel.proof import cancelling, thread_counts, threads
 
+Part = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # tried; with more rows packing gains little
 LARGE = 1 << 24  # weights of more elements are not made twice
 _EQUAL: dict[tuple[object, ...], tuple[int, ...]] = {}  # by shape: the numbers in a weight do not matter
@@ -37,6 +41,29 @@ def packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(_all_rows, run)
     counts = _equal_counts(weight, bias)
     return partial(_few_rows, run, counts) if counts else partial(F.linear, weight=weight, bias=bias)
+
+
+def packed_together(parts: Sequence[Part]) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Several maps of one input as one product: (weight [out_i, in], bias [out_i] or None in all) -> [..., out_i] each.
+
+    The outputs are views of one tensor. Where the proof fails for every number of rows, and for weights that cannot be
+    packed, each map is taken alone, as `packed` says.
+    """
+    weights, widths = [weight for weight, _ in parts], tuple(weight.shape[0] for weight, _ in parts)
+    biases = [bias for _, bias in parts if bias is not None]
+    assert len(biases) in (0, len(parts)), "maps with and without a bias are not joined"
+    if all(can_pack(weight) for weight in weights):
+        weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
+        run, narrow = PackedWeight(weight, bias), weight.dtype != torch.float32
+        counts = _equal_counts(weight, bias, widths) if narrow else ()
+        if counts or not narrow:
+            return partial(_together, run, counts if narrow else None, widths)
+    return one_by_one([packed(weight, bias) for weight, bias in parts])
+
+
+def one_by_one(maps: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Each of the maps on the same input."""
+    return lambda x: [each(x) for each in maps]
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -72,15 +99,33 @@ def _few_rows(run: PackedWeight, counts: tuple[int, ...], x: Tensor) -> Tensor:
     return F.linear(x, run.weight(), run.bias)
 
 
-def _equal_counts(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
-    """The row counts at which both calls give the same bits, under every thread count."""
-    shape = (tuple(weight.shape), bias is None, weight.dtype, thread_counts())
+def _together(
+    run: PackedWeight, counts: tuple[int, ...] | None, widths: tuple[int, ...], x: Tensor
+) -> Sequence[Tensor]:
+    if counts is None or x.numel() // x.shape[-1] in counts:
+        return run(x).split(widths, dim=-1)
+    return _apart(x, run.weight(), run.bias, widths)
+
+
+def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> list[Tensor]:
+    """F.linear of each of the maps whose rows are joined in `weight`."""
+    biases = [None] * len(widths) if bias is None else bias.split(widths)
+    return [F.linear(x, rows, each) for rows, each in zip(weight.split(widths), biases)]
+
+
+def _equal_counts(weight: Tensor, bias: Tensor | None, widths: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The row counts at which both calls give the same bits, under every thread count.
+
+    widths: rows of each map joined in `weight`, which F.linear takes apart; none: it is one map.
+    """
+    widths = widths or (weight.shape[0],)
+    shape = (widths, weight.shape[1], bias is None, weight.dtype, thread_counts())
     if shape not in _EQUAL:
         x, weight, bias = trial(weight, bias, ROW_COUNTS[-1])
         run, good = PackedWeight(weight, bias), set(ROW_COUNTS)
         for count in thread_counts():
             with threads(count):
-                good = {rows for rows in good if same_bits(run(x[:rows]), F.linear(x[:rows], weight, bias))}
+                good = {n for n in good if same_bits(run(x[:n]), torch.cat(_apart(x[:n], weight, bias, widths), -1))}
         _EQUAL[shape] = tuple(sorted(good))
     return _EQUAL[shape]
 

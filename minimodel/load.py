@@ -9,7 +9,7 @@ from torch import Tensor
 from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
-from minimodel.numerics import KERNELS, NumericContract
+from minimodel.numerics import KERNELS, NumericContract, placement
 from minimodel.roles import RoleRules
 from minimodel.safetensors_file import TensorEntry, read_into
 from minimodel.selfcheck import prove
@@ -32,8 +32,9 @@ def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
     if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
         prove(numeric, checkpoint.config)
     weights: dict[str, Tensor] = {}
+    places = placement(numeric.device, checkpoint.config.num_hidden_layers)
     for name, entry in checkpoint.tensors.items():
-        weights[name] = _room(entry, numeric)
+        weights[name] = _room(entry, numeric.torch_dtype, place_of(name, places))
         read_into(entry, weights[name])
         if not all_finite(weights[name]):
             raise InputError(f"{entry.path}: tensor {entry.name}: expected finite values, found NaN or infinity")
@@ -53,12 +54,21 @@ class _HandedOver(dict[str, Tensor]):
         return self.pop(name, default)
 
 
-def _room(entry: TensorEntry, numeric: NumericContract) -> Tensor:
+def place_of(name: str, places: list[torch.device]) -> torch.device:
+    """Where a tensor goes: a layer's to its layer's device, final norm and head to the last layer's, the embeddings to
+    the first's."""
+    parts = name.split(".")
+    if parts[:2] == ["model", "layers"]:
+        return places[int(parts[2])]
+    return places[-1] if name in ("model.norm.weight", "lm_head.weight") else places[0]
+
+
+def _room(entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for one tensor in the model dtype; a file can be sparse and claim more than any machine has."""
     try:
-        return torch.empty(entry.shape, dtype=numeric.torch_dtype, device=numeric.torch_device)
+        return torch.empty(entry.shape, dtype=dtype, device=device)
     except RuntimeError:  # torch's name for an allocation that failed, on any device
-        size = math.prod(entry.shape) * numeric.torch_dtype.itemsize
+        size = math.prod(entry.shape) * dtype.itemsize
         raise InputError(
             f"{entry.path}: tensor {entry.name}: expected {size} bytes of free memory, found less"
         ) from None

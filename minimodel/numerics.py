@@ -25,6 +25,7 @@ DEFAULT_THREADS = 2
 class NumericContract:
     """dtype bf16 | fp16 | fp32 | fp64; device 'cpu', 'cuda', 'cuda:N'; kernels in short form or by part; CPU threads.
 
+    `device` may be several of one kind, 'cuda:0,cuda:1': layers are placed over them in order (see `placement`).
     `attention` and `linear` override their half of `kernels`. After construction both hold the names in force.
     """
 
@@ -58,7 +59,13 @@ class NumericContract:
 
     @property
     def torch_device(self) -> torch.device:
-        return torch.device(self.device)
+        """Where inputs, masks and logits lie: the first device."""
+        return self.torch_devices[0]
+
+    @property
+    def torch_devices(self) -> tuple[torch.device, ...]:
+        """All devices, in the order in which layers are placed over them."""
+        return tuple(torch.device(name) for name in self.device.split(","))
 
     def apply(self) -> None:
         """Puts the process-wide settings in force, whatever the caller had set (see `process`)."""
@@ -97,12 +104,28 @@ def environment() -> dict[str, str]:
     return found
 
 
-def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
-        raise refuse("device", "cpu, cuda or cuda:N", name) from None
-    if device.type not in ("cpu", "cuda"):
-        raise refuse("device", "cpu, cuda or cuda:N", name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device: expected one of {torch.cuda.device_count()} CUDA devices, found {name!r}")
+def placement(device: str, layers: int) -> list[torch.device]:
+    """The device of each decoder layer: as many consecutive layers on each device as on the others, one less at most.
+
+    The embedding lies with the first layer; final norm and head with the last. InputError for more devices than layers.
+    """
+    devices = [torch.device(name) for name in device.split(",")]
+    if len(devices) > layers:
+        raise refuse("devices", f"at most one for each of {layers} layers", device)
+    return [devices[layer * len(devices) // layers] for layer in range(layers)]
+
+
+def _check_device(names: str) -> None:
+    kinds = set()
+    for name in names.split(","):
+        try:
+            device = torch.device(name)
+        except (RuntimeError, TypeError):
+            raise refuse("device", "cpu, cuda or cuda:N", name) from None
+        if device.type not in ("cpu", "cuda"):
+            raise refuse("device", "cpu, cuda or cuda:N", name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise InputError(f"device: expected one of {torch.cuda.device_count()} CUDA devices, found {name!r}")
+        kinds.add("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device))
+    if len(kinds) > 1:  # one kernel name means other bits on another kind
+        raise refuse("devices", "devices of one kind", ", ".join(sorted(kinds)))

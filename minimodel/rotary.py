@@ -23,7 +23,7 @@ def rotary_table(length: int, head_dim: int, rope_theta: float, dtype: torch.dty
 
 
 class RotaryTables:
-    """The tables of one model, built once and grown by doubling; a lookup is one gather each for cos and sin."""
+    """The tables of one model, built once and grown by doubling; a lookup is one gather each for cos and signed sin."""
 
     def __init__(self, head_dim: int, rope_theta: float, dtype: torch.dtype, device: torch.device) -> None:
         self._head_dim, self._rope_theta, self._dtype, self._device = head_dim, rope_theta, dtype, device
@@ -31,13 +31,15 @@ class RotaryTables:
         self._cos = self._sin = torch.empty(0)
 
     def at(self, position_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [B, 1, T, D] of position_ids [B, T], all of which are below `length`."""
+        """What `rotate` takes for heads [B, T, H, D]: cos and signed sin [B, T, 1, D] of position_ids [B, T], all of
+        which are below `length`.
+        """
         if length > self._length:
             self._length = max(FIRST_LENGTH, 1 << (length - 1).bit_length())
             # always computed on the CPU, so that every device rotates by the same table
             cos, sin = rotary_table(self._length, self._head_dim, self._rope_theta, self._dtype)
-            self._cos, self._sin = cos.to(self._device), sin.to(self._device)
-        return self._cos[position_ids][:, None], self._sin[position_ids][:, None]
+            self._cos, self._sin = cos[:, None].to(self._device), sign_first_half(sin)[:, None].to(self._device)
+        return self._cos[position_ids], self._sin[position_ids]
 
 
 def rotate_half(x: Tensor) -> Tensor:
@@ -52,7 +54,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def sign_first_half(sin: Tensor) -> Tensor:
-    """sin [..., D] with its first half negated: the sign that `rotate_half` gives x, moved over, once a call."""
+    """sin [..., D] with its first half negated: the sign that `rotate_half` gives x, moved over."""
     half = sin.shape[-1] // 2
     return torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
 

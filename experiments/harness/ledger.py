@@ -1,5 +1,6 @@
 """The append-only ledger `rows.jsonl`: one sealed line a row, in source order, safe against a crash at any byte."""
 
+import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,24 @@ from typing import Any
 from experiments.harness.canonical import seal, unseal
 from experiments.harness.exits import uninterrupted
 from minimodel.errors import InputError
+
+
+def row_key(entry: dict[str, Any]) -> str:
+    """A row's name in the manifest's `row_order`: its id, led by its cell or dtype in a run of several."""
+    lead = entry.get("cell", entry.get("dtype"))
+    return entry["row"] if lead is None else f"{lead}/{entry['row']}"
+
+
+def lock(path: Path, name: Path | None = None) -> int:
+    """A handle that holds a file's lock until it is closed or its process ends; InputError, naming `name` or the file,
+    when another process holds it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise InputError(f"{name or path}: expected no other writer, found a process that holds its lock") from None
+    return handle
 
 
 def read_ledger(path: Path) -> tuple[list[dict[str, Any]], int]:

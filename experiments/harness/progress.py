@@ -12,10 +12,13 @@ TERMINAL_SECONDS = 0.1
 
 
 class Progress:
-    """Rows done of total, the row and arm at hand, tokens per second, and the time left at this run's pace."""
+    """Rows done of total, the row and arm at hand, tokens per second, and the time left at this run's pace.
 
-    def __init__(self, total: int, done: int, quiet: bool) -> None:
-        self.total, self.done, self.quiet = total, done, quiet
+    ranks: processes that share the rows; rows are then counted over all of them, row, arm and tokens are this one's.
+    """
+
+    def __init__(self, total: int, done: int, quiet: bool, ranks: int = 1) -> None:
+        self.total, self.done, self.quiet, self.ranks = total, done, quiet, ranks
         self.tokens = 0
         self.arms: dict[str, float] = {}
         self._start = self._shown = self._arm_start = time.monotonic()
@@ -41,8 +44,13 @@ class Progress:
 
     def row_done(self) -> None:
         self.arm("")
-        self.done += 1
-        self._show(0.0 if self.done == self.total else TERMINAL_SECONDS if self._terminal else PLAIN_SECONDS)
+        self.counted(self.done - self._first + 1)
+
+    def counted(self, rows: int) -> None:
+        """So many rows were done since this run or job began, whoever decoded them."""
+        last = self.done < self.total == self._first + rows
+        self.done = self._first + rows
+        self._show(0.0 if last else TERMINAL_SECONDS if self._terminal else PLAIN_SECONDS)
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -61,5 +69,7 @@ class Progress:
         spent = max(now - self._start, 1e-9)
         made = self.done - self._first
         eta = f"{spent / made * (self.total - self.done):.0f} s left" if made else "time left unknown"
-        line = f"{self.done}/{self.total} rows, {self._row} {self._arm}, {self.tokens / spent:.0f} tokens/s, {eta}"
+        where = f" on {self.ranks} ranks; here" if self.ranks > 1 else ","
+        pace = f"{self.tokens / spent:.0f} tokens/s"
+        line = f"{self.done}/{self.total} rows{where} {self._row} {self._arm}, {pace}, {eta}"
         click.echo(f"\r\033[K{line}" if self._terminal else line, nl=not self._terminal, err=True)

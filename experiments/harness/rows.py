@@ -64,10 +64,13 @@ def _scored(text: str, task: Task | RowName) -> dict[str, Any]:
 
 
 def _common_geometry(boundary: Boundary) -> dict[str, Any]:
-    """Shape, stride, dtype and device of the K/V tensors: all of one boundary's are alike."""
-    tensors = [{k: v for k, v in entry.items() if k not in ("layer", "tensor")} for entry in geometry(boundary.cache)]
+    """Shape, stride and dtype of the K/V tensors, in which all of one boundary's are alike, and their devices in order
+    of layers."""
+    entries = geometry(boundary.cache)
+    tensors = [{k: entry[k] for k in ("shape", "stride", "dtype")} for entry in entries]
     assert all(entry == tensors[0] for entry in tensors), "the K/V tensors of one cache differ in geometry"
-    return {"tensors": len(tensors), **tensors[0]}
+    devices = dict.fromkeys(str(entry["device"]) for entry in entries)
+    return {"tensors": len(tensors), **tensors[0], "device": ",".join(devices)}
 
 
 def comparison_entry(left: Arm, right: Arm, arms: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,22 @@
 """A run directory: lock, manifest, ledger; resuming what is there, refusing what does not fit, deleting nothing."""
 
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from experiments.harness import partial
 from experiments.harness.canonical import canonical, sha256_file, sha256_text
-from experiments.harness.ledger import append_line, append_row, drop_tail, read_ledger, torn_bytes, write_whole
+from experiments.harness.ledger import (
+    append_line,
+    append_row,
+    drop_tail,
+    lock,
+    read_ledger,
+    row_key,
+    torn_bytes,
+    write_whole,
+)
 from minimodel.errors import InputError
 from minimodel.files import read_json_object
 
@@ -16,7 +25,11 @@ INFORMATION = "information"  # the one part of a manifest that may differ on res
 
 
 class RunDirectory:
-    """One run on disk, held under a lock that dies with its holder. `rows`: those there when it was opened."""
+    """One run on disk, held under a lock that dies with its holder.
+
+    rows: those that `rows.jsonl` held when it was opened. length: those it holds now. waiting: rows by index that ranks
+    of a sharded run wrote to partial ledgers, ready to be taken when all before them are there.
+    """
 
     def __init__(self, path: Path, manifest: dict[str, Any], fresh: bool) -> None:
         """Creates or reopens the run. InputError when another process holds it or its manifest differs."""
@@ -24,7 +37,7 @@ class RunDirectory:
         if fresh and path.exists():
             _set_aside(path)
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(path)
+        self._lock = lock(path / ".lock", path)
         try:
             self._open(path, json.loads(canonical(manifest)))
         except BaseException:
@@ -48,11 +61,39 @@ class RunDirectory:
         torn = torn_bytes(path / TIMING)
         if torn:  # the next line would otherwise be glued to it
             drop_tail(path / TIMING, torn)
+        self._written: list[str | None] = [row["row_sha256"] for row in self.rows]
+        partial.require_unheld(path)
+        self.dropped_waiting = partial.drop_torn(path)
+        self.look_again()
+
+    @property
+    def length(self) -> int:
+        return len(self._written)
+
+    def look_again(self) -> None:
+        """Reads what ranks have written meanwhile; none may be writing now. InputError names a damaged line."""
+        self.waiting = partial.scan(self.path, list(self.manifest["row_order"]), self._written)
 
     def append(self, row: dict[str, Any], timing: dict[str, Any]) -> None:
         """Adds a finished row; its timing goes to a file of its own, so that two runs write one and the same ledger."""
         append_row(self.path / ROWS, row)
+        self._written.append(None)
         append_line(self.path / TIMING, canonical(timing))
+
+    def take(self, index: int) -> dict[str, Any] | None:
+        """Row `index` where it is there already, from a partial ledger its line is moved to the end of `rows.jsonl`."""
+        if index < len(self.rows):
+            return self.rows[index]
+        line = self.waiting.pop(index, None)
+        if line is None:
+            return None
+        assert index == self.length, "rows are taken in source order"
+        text, row = line.read()
+        append_line(self.path / ROWS, text)
+        self._written.append(line.row_sha256)
+        if line.timing is not None:
+            append_line(self.path / TIMING, line.timing)
+        return row
 
     def written(self) -> list[dict[str, Any]]:
         """All rows, read back: what a summary is made of, so that a long run need not hold them while it decodes."""
@@ -67,38 +108,28 @@ class RunDirectory:
             raise InputError(f"{path}: expected SHA-256 {sha256_text(text)}, found {sha256_file(path)}")
 
     def finish(self, summary: dict[str, Any], report: str) -> None:
-        """Writes summary.json and report.md."""
+        """Writes summary.json and report.md; what partial ledgers still hold stands in `rows.jsonl` by then."""
         write_whole(self.path / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=True, allow_nan=False) + "\n")
         write_whole(self.path / REPORT, report)
+        partial.clear(self.path)
 
     def close(self) -> None:
         """Lets the lock go."""
         os.close(self._lock)
 
 
-def row_key(entry: dict[str, Any]) -> str:
-    """A row's name in the manifest's `row_order`: its id, led by its cell or dtype in a run of several."""
-    lead = entry.get("cell", entry.get("dtype"))
-    return entry["row"] if lead is None else f"{lead}/{entry['row']}"
-
-
-def _lock(path: Path) -> int:
-    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise InputError(f"{path}: expected no other writer, found a process that holds its lock") from None
-    return handle
-
-
 def _set_aside(path: Path) -> None:
     """Renames the old run to the next free NAME.N beside it."""
-    os.close(_lock(path))
+    os.close(lock(path / ".lock", path))
     number = 1
     while path.with_name(f"{path.name}.{number}").exists():
         number += 1
     path.rename(path.with_name(f"{path.name}.{number}"))
+
+
+def require_same_manifest(wanted: dict[str, Any], path: Path) -> None:
+    """InputError, naming the fields, where `wanted` is not the manifest of the run in `path`, information apart."""
+    _require_same(json.loads(canonical(wanted)), read_json_object(path / MANIFEST), path / MANIFEST)
 
 
 def _require_same(wanted: dict[str, Any], found: dict[str, Any], where: Path) -> None:

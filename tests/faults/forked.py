@@ -41,7 +41,7 @@ def in_child(body: Callable[[], int], folder: Path, after: Callable[[int], None]
     out, err = folder / "child.out", folder / "child.err"
     pid = os.fork()
     if pid == 0:
-        _become(body, out, err)
+        become(body, out, err)
     try:
         if after is not None:
             after(pid)
@@ -54,7 +54,7 @@ def in_child(body: Callable[[], int], folder: Path, after: Callable[[int], None]
     return Ended(code if code >= 0 else None, max(-code, 0), _text(out), _text(err))
 
 
-def _become(body: Callable[[], int], out: Path, err: Path) -> None:
+def become(body: Callable[[], int], out: Path, err: Path) -> None:
     """The child: its own output files, one thread, and an end without the parent's clean-up."""
     code = CRASHED
     try:

@@ -26,6 +26,7 @@ from experiments.harness.saving import Saving, saving_options
 from experiments.harness.tasks import Task, load_tasks, prompt_states
 from experiments.harness.trace import require_room
 from experiments.matrix import ARMS, GATES, PAIRS, matrix_report, matrix_summary
+from minimodel.errors import refuse
 from minimodel.numerics import NumericContract
 from tests.hf import versions
 from tests.hf.record_options import RecordOptions, record_options
@@ -102,6 +103,8 @@ def described(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def build_plan(options: RecordOptions) -> Plan:
     """Opens and checks everything, and loads the model. InputError before anything is written."""
+    if "," in options.device:
+        raise refuse("--device of the recorder", "one device: transformers' layers are not placed here", options.device)
     numeric = NumericContract(options.dtype, options.device, versions.matching_kernel(), threads=options.threads)
     contract = Contract.load(options.checkpoint)
     tasks, data = load_tasks(options.tasks, options.limit)

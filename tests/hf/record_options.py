@@ -1,14 +1,23 @@
 """The recorder's command line, spelled as the experiments spell theirs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from experiments.harness.options import DEMO
-from minimodel.numerics import DEFAULT_THREADS
+from experiments.harness.options import (
+    DEVICE,
+    FRESH,
+    LIMIT,
+    QUIET,
+    TASKS,
+    THREADS,
+    Command,
+    checkpoint_option,
+    out_option,
+    preflight_option,
+    with_options,
+)
 
 
 @dataclass(frozen=True)
@@ -35,57 +44,8 @@ class RecordOptions:
         return self.out if self.out is not None else Path("runs") / f"transformers-{self.dtype}"
 
 
-def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Every option but --dtype and those of saving, spelled as the experiments spell them."""
-    directory = click.Path(path_type=Path)
-    for option in reversed(
-        [
-            click.option(
-                "--checkpoint",
-                type=directory,
-                default=DEMO / "primary",
-                show_default="the bundled demo's primary",
-                metavar="DIR",
-                help="An adapted checkpoint directory.",
-            ),
-            click.option(
-                "--tasks",
-                type=directory,
-                default=DEMO / "tasks.jsonl",
-                show_default="the bundled demo's",
-                metavar="FILE",
-                help="JSON lines: id, question, choices, answer.",
-            ),
-            click.option(
-                "--out",
-                type=directory,
-                default=None,
-                metavar="DIR",
-                help="The run directory. [default: runs/transformers-DTYPE]",
-            ),
-            click.option(
-                "--limit", type=click.IntRange(min=1), default=None, metavar="N", help="Only the first N rows."
-            ),
-            click.option(
-                "--preflight",
-                type=click.IntRange(min=0),
-                default=8,
-                show_default=True,
-                metavar="N",
-                help="The first N rows must pass every gate, or the run stops there.",
-            ),
-            click.option("--incremental", is_flag=True, help="Record the incremental arm too, and its replica."),
-            click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
-            click.option(
-                "--threads",
-                default=DEFAULT_THREADS,
-                show_default=True,
-                type=click.IntRange(1, 1024),
-                help="CPU threads; the count can move bits, so it is fixed and recorded.",
-            ),
-            click.option("--fresh", is_flag=True, help="Set an old run aside as DIR.N and start anew."),
-            click.option("--quiet", is_flag=True, help="No progress on stderr."),
-        ]
-    ):
-        command = option(command)
-    return command
+def record_options(command: Command) -> Command:
+    """Every option but --dtype and those of saving: the experiments' own, and --incremental."""
+    inputs = [checkpoint_option(), TASKS, out_option("transformers-DTYPE"), LIMIT, preflight_option(8)]
+    incremental = click.option("--incremental", is_flag=True, help="Record the incremental arm too, and its replica.")
+    return with_options(command, [*inputs, incremental, DEVICE, THREADS, FRESH, QUIET])

@@ -208,6 +208,7 @@ def test_pick(dtype_: torch.dtype) -> None:
         (("--trace", "nobody"), ("--trace", "'nobody'")),
         (("--checkpoint", "nowhere"), ("nowhere", "contract.json")),
         (("--tasks", "nothing.jsonl"), ("nothing.jsonl", "expected a file")),
+        (("--devices", "cpu,cpu"), ("--device", "one device", "'cpu,cpu'")),
     ],
 )
 def test_bad_input_is_one_line(study: Path, more: tuple[str, ...], parts: tuple[str, ...]) -> None:

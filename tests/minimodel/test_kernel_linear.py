@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minimodel import linear_packed, linear_tiled
-from minimodel.linear import LINEAR_KERNELS
+from minimodel.linear import LINEAR_KERNELS, together
 from minimodel.numbers import same_bits
 from minimodel.proof import cancelling, in_tiles, place_does_not_matter
 from tests.helpers import random_tensor, refused
@@ -128,6 +128,52 @@ def test_packed_has_the_bits_of_plain(dtype: torch.dtype, shape: tuple[int, int]
             for rows in ROWS:
                 assert same_bits(packed(x[:rows]), plain(x[:rows])), (rows, threads)
     assert packed(x[:6].view(2, 3, -1)).shape == (2, 3, shape[0])
+
+
+JOINED = [(64, 32, 32), (36, 36), (96, 20, 4)]  # widths of maps of one input
+
+
+@pytest.mark.parametrize("widths", JOINED)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_packed_maps_of_one_input_have_the_bits_they_have_alone(
+    dtype: torch.dtype, widths: tuple[int, ...], fresh_threads: None
+) -> None:
+    x, weight = cancelling(300, 128, sum(widths), dtype, CPU, seed=9)
+    for bias in (torch.zeros(sum(widths), dtype=dtype), random_tensor(sum(widths), dtype=dtype), None):
+        biases = [None] * len(widths) if bias is None else bias.split(widths)
+        parts = list(zip(weight.split(widths), biases))
+        joined, alone = together("packed", parts), [LINEAR_KERNELS["plain"](*part) for part in parts]
+        assert joined.func is linear_packed._together, "one product"  # type: ignore[attr-defined]
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for rows in ROWS:
+                outs = joined(x[:rows])
+                assert [out.shape[-1] for out in outs] == list(widths)
+                assert all(same_bits(out, one(x[:rows])) for out, one in zip(outs, alone)), (rows, threads)
+    first, second = outs[0].clone(), alone[0](x[:rows].flip(0))
+    assert not same_bits(first, second), "control: other rows give other bits"
+    assert joined(x[:6].view(2, 3, -1))[1].shape == (2, 3, widths[1])
+
+
+def test_maps_of_one_input_are_taken_alone_where_the_proof_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_packed, "_EQUAL", {})
+    monkeypatch.setattr(linear_packed, "same_bits", lambda *_: False)
+    weight, bias = weight_and_bias((64, 32), torch.bfloat16)
+    parts = list(zip(weight.split(32), bias.split(32)))
+    x = random_tensor(2, 32, dtype=torch.bfloat16, seed=2)
+    for mine, part in zip(together("packed", parts)(x), parts):
+        assert same_bits(mine.contiguous(), F.linear(x, *part))
+    monkeypatch.undo()
+    joined = together("packed", parts)
+    assert joined.func is linear_packed._together  # type: ignore[attr-defined]
+
+
+def test_kernels_other_than_packed_take_each_map_alone() -> None:
+    weight, bias = weight_and_bias((64, 32), torch.float32)
+    parts, x = list(zip(weight.split((48, 16)), bias.split((48, 16)))), random_tensor(2, 32, seed=2)
+    for kernel in ("plain", "tiled"):
+        outs = together(kernel, parts)(x)
+        assert all(same_bits(out, LINEAR_KERNELS[kernel](*part)(x)) for out, part in zip(outs, parts))
 
 
 def test_packed_fp32_is_a_contract_of_its_own() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minimodel.numbers import same_bits
-from minimodel.rotary import RotaryTables, apply_rotary, rotary_table, rotate_half
+from minimodel.rotary import RotaryTables, rotary_table, rotate, rotate_half, sign_first_half
 from tests.helpers import random_tensor
 
 CPU = torch.device("cpu")
@@ -50,10 +50,11 @@ def test_rows_follow_position_ids_and_do_not_depend_on_growth() -> None:
     ids = torch.tensor([[0, 3, 3, 511], [7, 0, 1, 2]])
     small, grown = (RotaryTables(32, 1e6, torch.bfloat16, CPU) for _ in range(2))
     grown.at(torch.zeros(1, 1, dtype=torch.int64), 5000)
-    for mine, other, table in zip(small.at(ids, 512), grown.at(ids, 512), rotary_table(512, 32, 1e6, torch.bfloat16)):
-        assert mine.shape == (2, 1, 4, 32)
-        assert same_bits(mine, other) and same_bits(mine[:, 0], table[ids])
-        assert not same_bits(mine[0, 0, 0], mine[0, 0, 1])
+    cos, sin = rotary_table(512, 32, 1e6, torch.bfloat16)
+    for mine, other, table in zip(small.at(ids, 512), grown.at(ids, 512), (cos, sign_first_half(sin))):
+        assert mine.shape == (2, 4, 1, 32)
+        assert same_bits(mine, other) and same_bits(mine[:, :, 0], table[ids])
+        assert not same_bits(mine[0, 0], mine[0, 1])
 
 
 def test_table_grows_when_a_longer_context_asks() -> None:
@@ -75,7 +76,7 @@ def test_rotation_is_relative_and_position_zero_is_the_identity() -> None:
     tables = RotaryTables(32, 1e4, torch.float64, CPU)
 
     def turned(x: torch.Tensor, position: int) -> torch.Tensor:
-        return apply_rotary(x, *tables.at(torch.tensor([[position]]), 100))
+        return rotate(x, *tables.at(torch.tensor([[position]]), 100))
 
     assert torch.equal(turned(query, 0), query) and not torch.equal(turned(query, 1), query)
     at_five, at_fifty = ((turned(query, p) * turned(key, p + 7)).sum() for p in (5, 50))
@@ -88,6 +89,6 @@ def test_tables_first_used_in_inference_mode_still_train() -> None:
     ids = torch.tensor([[0, 1, 2]])
     with torch.inference_mode():
         tables.at(ids, 3)
-    x = random_tensor(1, 2, 3, 8).requires_grad_()
-    apply_rotary(x, *tables.at(ids, 3)).sum().backward()
+    x = random_tensor(1, 3, 2, 8).requires_grad_()
+    rotate(x, *tables.at(ids, 3)).sum().backward()
     assert x.grad is not None and bool(x.grad.abs().sum() > 0)

@@ -1,0 +1,96 @@
+"""Rows of one run shared out over ranks, to the bytes that a single process writes.
+
+Rank 0 holds the run directory. It first takes over whatever earlier jobs left in partial ledgers, then tells which rows
+are left. These go in phases: rows that must pass before later ones are decoded, then later ones. Within a phase the
+n-th row left goes to rank n modulo the number of ranks, which appends it to a partial ledger of its own. After each
+phase rank 0 moves rows from there to `rows.jsonl` in source order, checks the preflight, and lets the others go on.
+"""
+
+import itertools
+import json
+from pathlib import Path
+
+from experiments.harness.exits import DONE
+from experiments.harness.partial import PartialLedger
+from experiments.harness.progress import Progress
+from experiments.harness.ranks import END, Ranks
+from experiments.harness.rowloop import Plan, decode_row, preflight_failure
+from experiments.harness.rundir import RunDirectory, require_same_manifest
+from minimodel.errors import InputError
+
+OPENED, GO, STOP = "opened", "go", "stop"
+
+
+def lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks) -> str:
+    """Rank 0's part; a text, naming row and gates, when the preflight failed."""
+    stopped = take_over(plan, directory, 0)
+    left = [i for i in range(directory.length, plan.total) if i not in directory.waiting and not stopped]
+    job.tell(OPENED, json.dumps(left))
+    for stage, rows in enumerate(phases(plan, left)):
+        decode_share(plan, rows, directory.path, progress, job)
+        for other in range(1, job.world_size):
+            job.hear(_done(stage, other), lambda: progress.counted(job.rows_counted()))
+        directory.look_again()
+        stopped = take_over(plan, directory, directory.length)
+        job.tell(_verdict(stage), STOP if stopped else GO)
+        if stopped:
+            return stopped
+    assert stopped or directory.length == plan.total, "every phase is done and rows are missing"
+    return stopped
+
+
+def follow(plan: Plan, out: Path, job: Ranks) -> int:
+    """Any other rank's part: its share of every phase, then in silence until rank 0 has summed up."""
+    left = json.loads(job.hear(OPENED))
+    try:
+        require_same_manifest(plan.manifest, out)
+    except InputError as error:
+        raise InputError(f"rank {job.rank}: {error}") from None
+    progress = Progress(plan.total, 0, quiet=True)
+    for stage, rows in enumerate(phases(plan, left)):
+        decode_share(plan, rows, out, progress, job)
+        job.tell(_done(stage, job.rank))
+        if job.hear(_verdict(stage)) == STOP:
+            break
+    job.hear(END)
+    return DONE
+
+
+def decode_share(plan: Plan, rows: list[int], out: Path, progress: Progress, job: Ranks) -> None:
+    """Decodes this rank's rows of a phase. RankFailed when another rank has failed meanwhile: what is written stays."""
+    ledger = PartialLedger(out, job.rank)
+    try:
+        for index in rows[job.rank :: job.world_size]:
+            job.check()
+            row, timing = decode_row(plan, index, progress)
+            ledger.append(row, {**timing, "rank": job.rank, "world_size": job.world_size})
+            job.count_row()
+            progress.counted(job.rows_counted())
+    finally:
+        ledger.close()
+
+
+def take_over(plan: Plan, directory: RunDirectory, start: int) -> str:
+    """Moves rows from `start` on into `rows.jsonl` until one is missing; a text at a failed row of the preflight."""
+    for index in range(start, plan.total):
+        row = directory.take(index)
+        if row is None:
+            break
+        if stopped := preflight_failure(plan, index, row):
+            return stopped
+    return ""
+
+
+def phases(plan: Plan, left: list[int]) -> list[list[int]]:
+    """The rows left, parted wherever the preflight begins or ends in source order."""
+    parts = itertools.groupby(range(plan.total), plan.is_preflight)
+    kept, wanted = [list(part) for _, part in parts], set(left)
+    return [rows for part in kept if (rows := [index for index in part if index in wanted])]
+
+
+def _done(stage: int, rank: int) -> str:
+    return f"phase {stage}: rank {rank} is done"
+
+
+def _verdict(stage: int) -> str:
+    return f"phase {stage}: verdict"
