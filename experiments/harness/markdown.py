@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+NUMERIC = ("dtype", "device", "attention", "linear", "threads")  # what a report says of a numeric contract
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table; every cell as text."""
@@ -68,11 +70,7 @@ def _scored_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def run_head(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
     """Title, numeric contract, environment and gates."""
-    numeric = "; ".join(
-        f"{one['dtype']} on {one['device']}, attention {one['attention']}, linear {one['linear']}, "
-        f"{one['threads']} threads"
-        for one in manifest["numeric"]
-    )
+    numeric = numeric_text(manifest["numeric"])
     environment = ", ".join(f"{key} {value}" for key, value in manifest["environment"].items())
     digest = manifest["tasks_sha256"]
     tasks = "not read" if digest is None else f"SHA-256 `{digest}`"
@@ -87,6 +85,22 @@ def run_head(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
         f"{summary['rows']} rows. Numeric contract: {numeric}. Environment: {environment}.\n\n"
         f"Checkpoint weights SHA-256 `{manifest['checkpoint'].get('model.safetensors', 'sharded')}`, "
         f"tasks {tasks}.\n\n{verdict}\n\n{gates}\n"
+    )
+
+
+def numeric_text(contracts: list[dict[str, Any]]) -> str:
+    """The numeric contracts of a run, one by one, or what they are made of where they are many."""
+    if len(contracts) > 3:
+        names = {key: dict.fromkeys(str(one[key]) for one in contracts) for key in NUMERIC}
+        dtypes, devices, attention, linear, threads = (", ".join(names[key]) for key in NUMERIC)
+        return (
+            f"{len(contracts)} of them, {dtypes} on {devices}, attention {attention}, linear {linear}, "
+            f"{threads} threads; one by one in the manifest"
+        )
+    return "; ".join(
+        f"{one['dtype']} on {one['device']}, attention {one['attention']}, linear {one['linear']}, "
+        f"{one['threads']} threads"
+        for one in contracts
     )
 
 

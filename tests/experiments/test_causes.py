@@ -58,7 +58,8 @@ def test_a_run_holds_every_cell_on_every_prefix_and_the_invariant_one_is_exact(f
     assert summary["passed"] and all(sorted(row["gates"]) == sorted(causes.GATES) for row in rows)
     exact = {row["cell"]: row["comparisons"]["incremental:prefill"]["cache"]["exact"] for row in rows}
     assert exact[f"bf16/{'/'.join(KERNELS['invariant'])}"] and not exact["bf16/repeat_kv/plain"]
-    assert "necessary" in (finished / "report.md").read_text()
+    report = (finished / "report.md").read_text()
+    assert "necessary" in report and "8 of them, bf16 on cpu, attention repeat_kv, blocked, packed_gqa" in report
 
 
 def test_a_kernel_wrongly_called_invariant_fails_its_gate(study, tmp_path, monkeypatch):
