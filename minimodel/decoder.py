@@ -74,17 +74,15 @@ class Decoder:
         self.attend, self.silu = ATTENTION_KERNELS[numeric.attention], SILU_KERNELS[numeric.linear]
         self.embed_tokens = weights["model.embed_tokens.weight"]
         self.role_embedding = weights.get("role_embedding.weight")
+        self.norm = weights["model.norm.weight"]
+        # before the layers: a kernel that packs holds the largest weight twice, and nothing else is there yet
+        self.lm_head = self._head(weights.get("lm_head.weight"))
         self.layers = tuple(
             _layer(weights, f"model.layers.{i}.", numeric.linear) for i in range(config.num_hidden_layers)
         )
-        self.norm = weights["model.norm.weight"]
         self.places = tuple(layer.input_layernorm.device for layer in self.layers)
         before = (self.embed_tokens.device, *self.places)
         self._borders = {i: place for i, place in enumerate(self.places) if place != before[i]}
-        head = weights.get("lm_head.weight")
-        self.lm_head = LINEAR_KERNELS[numeric.linear](
-            self.embed_tokens.to(self.norm.device) if head is None else head, None
-        )
         self.rotary = RotaryTables(
             config.head_dim, config.rope_theta, self.embed_tokens.dtype, self.embed_tokens.device
         )
@@ -129,6 +127,11 @@ class Decoder:
         hidden_states = rms_norm(hidden_states, self.norm, self.config.rms_norm_eps)
         note("norm", hidden_states)
         return hidden_states
+
+    def _head(self, weight: Tensor | None) -> Linear:
+        """The output head, from a weight of its own or the embedding's, where the final norm lies."""
+        weight = self.embed_tokens.to(self.norm.device) if weight is None else weight
+        return LINEAR_KERNELS[self.numeric.linear](weight, None)
 
     def embed(self, input_ids: Tensor, roles: Tensor | None) -> Tensor:
         """embed_tokens[token] + role_embedding[offset + role], the sum in the model dtype: [B, T] -> [B, T, E]."""

@@ -1,6 +1,7 @@
 """From a checkpoint directory to a running decoder."""
 
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,9 +20,9 @@ def load_model(directory: str | Path, numeric: NumericContract) -> Decoder:
     """Opens, checks and reads a checkpoint, tensor by tensor straight into place, and puts `numeric` in force.
 
     Peak memory: the weights in the model dtype plus a staging buffer of 32 MiB; a kernel that packs its weights adds
-    one weight at a time, and a second copy of a tied embedding. Invariant kernels are proven first, for the model's
-    shapes on the device at hand (`selfcheck`). A directory without role table and
-    contract.json gives a stock decoder (`roles=None`, causal mask). InputError says in one line what does not fit.
+    those of one product at a time, and a second copy of a tied embedding. Invariant kernels are proven first, for the
+    model's shapes on the device at hand (`selfcheck`). A directory without role table and contract.json gives a stock
+    decoder (`roles=None`, causal mask). InputError says in one line what does not fit.
     """
     numeric.apply()
     return decoder_from(open_checkpoint(directory), numeric)
@@ -31,27 +32,32 @@ def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
     """Reads the tensors of an opened checkpoint. InputError names a tensor that holds NaN or infinity."""
     if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
         prove(numeric, checkpoint.config)
-    weights: dict[str, Tensor] = {}
-    places = placement(numeric.device, checkpoint.config.num_hidden_layers)
-    for name, entry in checkpoint.tensors.items():
-        weights[name] = _room(entry, numeric.torch_dtype, place_of(name, places))
-        read_into(entry, weights[name])
-        if not all_finite(weights[name]):
-            raise InputError(f"{entry.path}: tensor {entry.name}: expected finite values, found NaN or infinity")
     rules = None
     if checkpoint.contract is not None:
         rules = RoleRules.from_contract(checkpoint.contract, str(checkpoint.directory / "contract.json"))
-    return Decoder(checkpoint.config, _HandedOver(weights), numeric, rules)
+    return Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, rules)
 
 
-class _HandedOver(dict[str, Tensor]):
-    """Weights that leave with their first reader, so that one which a kernel packs does not stay here as well."""
+class _Reader(Mapping[str, Tensor]):
+    """Weights by name, each read when it is asked for and not kept: one that a kernel packs is gone before the next."""
+
+    def __init__(self, checkpoint: Checkpoint, numeric: NumericContract) -> None:
+        self._entries, self._dtype = checkpoint.tensors, numeric.torch_dtype
+        self._places = placement(numeric.device, checkpoint.config.num_hidden_layers)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.pop(name)
+        entry = self._entries[name]
+        weight = _room(entry, self._dtype, place_of(name, self._places))
+        read_into(entry, weight)
+        if not all_finite(weight):
+            raise InputError(f"{entry.path}: tensor {entry.name}: expected finite values, found NaN or infinity")
+        return weight
 
-    def get(self, name: str, default: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
-        return self.pop(name, default)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 def place_of(name: str, places: list[torch.device]) -> torch.device:

@@ -4,7 +4,9 @@ import importlib
 import os
 import random
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from tests.experiments.runs import inputs, write_study
 from tests.faults.forked import CRASHED, Ended, in_child, send_at_call
 
+ROOT = Path(__file__).resolve().parents[2]
 KILLS = 4
 EXPERIMENTS: dict[str, tuple[Any, ...]] = {
     "fixed_prefix": (),
@@ -22,9 +25,9 @@ EXPERIMENTS: dict[str, tuple[Any, ...]] = {
     "transplant": ("--dtype", "bf16"),
     "replication": ("--dtype", "bf16"),
     "batch_control": ("--dtype", "bf16"),
-    "causes": ("--dtype", "bf16", "--rows", 2),
     "carrier": ("--dtype", "bf16"),
 }
+CAUSES = ("--dtype", "bf16", "--rows", 2)
 NO_TASKS = ("transplant", "carrier", "replication")
 
 
@@ -85,3 +88,27 @@ def test_an_experiment_survives_kills(small_study: Path, tmp_path: Path, name: s
     assert ended.code == 0, ended.stderr
     for file in ("rows.jsonl", "summary.json", "report.md"):
         assert (out / file).read_bytes() == (tmp_path / "undisturbed" / file).read_bytes(), file
+
+
+@pytest.mark.slow
+def test_causes_survives_kills_by_the_clock(small_study: Path, tmp_path: Path) -> None:
+    """A process of its own: its kernels are proven with several threads, which a forked child does not have."""
+    given = [*map(str, inputs(small_study, *CAUSES))]
+    start = [sys.executable, "-m", "experiments.causes", *given, "--out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(out: str, seconds: float | None) -> int:
+        process = subprocess.Popen([*start, str(tmp_path / out)], cwd=small_study, env=environment)
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    began = time.monotonic()
+    assert run("undisturbed", None) == 0
+    whole, rng = time.monotonic() - began, random.Random(3)
+    killed = [run("run", rng.uniform(0.4, 0.9) * whole) == -signal.SIGKILL for _ in range(KILLS)]
+    assert any(killed) and run("run", None) == 0
+    for file in ("rows.jsonl", "summary.json", "report.md"):
+        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "undisturbed" / file).read_bytes(), file

@@ -1,0 +1,1 @@
+"""Measuring speed and memory: arms side by side in one process, their bits compared."""

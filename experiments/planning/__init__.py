@@ -1,0 +1,1 @@
+"""What a checkpoint's config alone says about memory, work and time."""

@@ -1,0 +1,11 @@
+"""A reference for the benchmark's tests: our own decoder under another name, loaded a second time, every part real."""
+
+from pathlib import Path
+
+from experiments.benchmarking.arms import Ours
+from minimodel.load import load_model
+from minimodel.numerics import NumericContract
+
+
+def open_arm(directory: Path, numeric: NumericContract) -> Ours:
+    return Ours("twin", load_model(directory, numeric))

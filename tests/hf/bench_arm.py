@@ -1,0 +1,85 @@
+"""transformers as a column of `experiments.benchmark`: Qwen2ForCausalLM, DynamicCache and SDPA, under the same mask.
+
+    python -m experiments.benchmark --reference tests.hf.bench_arm
+
+Around it stands the lean step loop of ours (positions, mask row, one token of both copies a call), so that the column
+shows what transformers' decoder and cache cost and not what a slow caller adds. A matrix row is the recorder's
+(`tests.hf.record`), whose mask rows and choices are plain: about a hundredth of its time.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from decode.state import State
+from experiments.benchmarking.arms import NOTHING_SAVED
+from experiments.harness.progress import Progress
+from experiments.harness.tasks import Task
+from minimodel.decoder import Observe
+from minimodel.numerics import NumericContract
+from tests.hf import versions
+from tests.hf.record import record_row
+from tests.hf.reference import Reference
+
+
+class HeldCache:
+    """A DynamicCache whose `len` is the tokens it holds (its own counts layers)."""
+
+    def __init__(self) -> None:
+        self.inner: Any = versions.new_cache()
+
+    def __len__(self) -> int:
+        return int(self.inner.get_seq_length())
+
+
+class Driven:
+    """transformers' model under our decoder's signature."""
+
+    def __init__(self, reference: Reference, numeric: NumericContract) -> None:
+        self.reference, self.numeric = reference, numeric
+        self.config, self.rules = reference.config, reference.rules
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        roles: Tensor | None,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        cache: HeldCache,
+        observe: Observe | None = None,
+    ) -> Tensor:
+        """As `minimodel.decoder.Decoder`; an observer is not served."""
+        assert observe is None, "the benchmark observes nothing"
+        return self.reference.hidden(input_ids, roles, position_ids, mask, cache.inner)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        return self.reference.logits(hidden_states)
+
+
+class TransformersArm:
+    """An `experiments.benchmarking.arms.Arm`."""
+
+    def __init__(self, directory: Path, numeric: NumericContract) -> None:
+        self.name, self.kernel = f"transformers {versions.INSTALLED}", versions.matching_kernel()
+        reference = Reference(directory, numeric.torch_dtype, device=numeric.torch_device)
+        self.model = Driven(reference, numeric)
+
+    def new_cache(self, capacity: int) -> HeldCache:
+        """`capacity` is of no use: a DynamicCache grows by concatenation."""
+        return HeldCache()
+
+    def copy_cache(self, cache: HeldCache, capacity: int) -> HeldCache:
+        return copy.deepcopy(cache)
+
+    def tensors(self, cache: HeldCache) -> list[Tensor]:
+        return [tensor for pair in versions.keys_and_values(cache.inner) for tensor in pair]
+
+    def row(self, task: Task, prompt: State) -> dict[str, Any]:
+        return record_row(self.model.reference, task, prompt, 0, Progress(1, 0, quiet=True), NOTHING_SAVED, False)
+
+
+def open_arm(directory: Path, numeric: NumericContract) -> TransformersArm:
+    """What `--reference tests.hf.bench_arm` calls."""
+    return TransformersArm(directory, numeric)

@@ -1,0 +1,79 @@
+"""transformers as the benchmark's reference: the release's own kernel has its bits in every row, the other has not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from decode.contract import Contract
+from decode.stepper import Stepper
+from experiments import benchmark
+from experiments.benchmarking.arms import open_ours, open_reference
+from experiments.benchmarking.measures import digest, prefilled
+from experiments.benchmarking.workload import Workload
+from minimodel.numbers import same_bits
+from minimodel.numerics import NumericContract
+from tests.experiments.commands import write_tasks
+from tests.helpers import flip_bit
+from tests.hf import bench_arm, versions
+
+COUNTS = {"threads": 1, "repeats": 1, "long-repeats": 1, "steps": 8, "block": 64, "buffer": 1}
+LENGTHS = {"context": 160, "prefill": 160, "prefix": 180}
+
+
+def test_whole_benchmark(dtype: str, directory: Path, tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks.jsonl", 1)
+    given = {"checkpoint": directory, "tasks": tmp_path / "tasks.jsonl", "dtype": dtype, "out": tmp_path / "out"}
+    given |= {**COUNTS, **LENGTHS, "reference": "tests.hf.bench_arm", "only": "decode,prefill,build,row"}
+    given["columns"] = f"{versions.other_kernel()},{versions.matching_kernel()},{versions.matching_kernel()}+packed"
+    arguments = [text for key, value in given.items() for text in (f"--{key}", str(value))]
+    done = CliRunner().invoke(benchmark.main, [*arguments, "--quiet"], catch_exceptions=False)
+    assert done.exit_code == 0, (done.output, done.stderr)
+    document = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    reference = f"transformers {versions.INSTALLED}"
+    assert document["baseline"] == document["columns"][-1] == reference and document["broken_promises"] == []
+    rows = {row["name"]: {name: cell["bits"] for name, cell in row["columns"].items()} for row in document["rows"]}
+    assert len(rows) == 4
+    for name, bits in rows.items():
+        assert bits[versions.matching_kernel()] == "equal", name
+        if dtype == "bf16":
+            assert bits[f"{versions.matching_kernel()}+packed"] == "equal", name
+    # controls: the other kernel is told apart by what is compared, token by token as in the ledger's line
+    for name in ("incremental build, 180 tokens", "matrix row"):
+        assert rows[name][versions.other_kernel()] == "differs"
+
+
+@pytest.fixture
+def numeric(dtype: str) -> NumericContract:
+    made = NumericContract(dtype=dtype, threads=1)
+    made.apply()
+    return made
+
+
+def test_one_stepper_feeds_both_and_one_bit_is_seen(directory: Path, numeric: NumericContract) -> None:
+    theirs = open_reference("tests.hf.bench_arm", directory, numeric)
+    [ours] = open_ours(directory, numeric, (versions.matching_kernel(),))
+    work = Workload.of(Contract.load(directory), 60, torch.device("cpu"))
+    states = []
+    with torch.inference_mode():
+        for arm in (ours, theirs):
+            cache, logits = prefilled(arm, work, 50, 60)
+            held = arm.copy_cache(cache, 60)
+            stepper = Stepper(arm.model, held, 2, 60)
+            stepper.resume(work.roles[:50], work.record(50))
+            assert len(cache) == len(held) == 50
+            for token, role in work.steps(50, 60):
+                hidden = stepper.feed(token, role)
+            assert len(held) == 60 and len(cache) == 50, "the copy grew, its origin did not"
+            states.append((digest(arm, held, arm.model.logits(hidden)), logits, stepper.record.sha256(), held))
+        (mine, my_logits, my_record, my_cache), (other, logits, record, _) = states
+        assert mine == other and same_bits(my_logits, logits) and my_record == record
+        flip_bit(my_cache.keys(1), (0, 1, 30, 3))
+        assert digest(ours, my_cache, ours.model.logits(hidden)) != other
+
+
+def test_arm_names_its_release_and_its_kernel(directory: Path, numeric: NumericContract) -> None:
+    arm = bench_arm.open_arm(directory, numeric)
+    assert arm.name == f"transformers {versions.INSTALLED}" and arm.kernel == versions.matching_kernel()
