@@ -30,6 +30,7 @@ def lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks) ->
         decode_share(plan, rows, directory.path, progress, job)
         for other in range(1, job.world_size):
             job.hear(_done(stage, other), lambda: progress.counted(job.rows_counted()))
+        progress.counted(job.rows_counted())
         directory.look_again()
         stopped = take_over(plan, directory, directory.length)
         job.tell(_verdict(stage), STOP if stopped else GO)
