@@ -23,6 +23,8 @@ COUNTS = {"threads": 1, "repeats": 1, "long-repeats": 1, "steps": 8, "block": 64
 LENGTHS = {"context": 160, "prefill": 160, "prefix": 180}
 
 
+# a whole benchmark takes seconds at one dtype and is the same code at the other
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)], scope="session")
 def test_whole_benchmark(dtype: str, directory: Path, tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks.jsonl", 1)
     given = {"checkpoint": directory, "tasks": tmp_path / "tasks.jsonl", "dtype": dtype, "out": tmp_path / "out"}
