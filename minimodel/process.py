@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 Settings = dict[str, Any]
+SETTLED = ("cos", "sin", "exp")  # the MKL vector functions that a decoder pass calls
 
 
 def wanted(threads: int, cudnn_tf32: bool) -> Settings:
@@ -53,6 +54,20 @@ def put_in_force(threads: int, cudnn_tf32: bool) -> None:
     torch.set_flush_denormal(False)  # torch has no getter for it
     for device in ("cpu", "cuda"):
         torch.set_autocast_enabled(device, False)
+    settle_vector_math()
+
+
+def settle_vector_math() -> None:
+    """Makes the process's first call of each MKL vector function we use on one element, so on one thread.
+
+    MKL 2024 chooses a function's kernel at its first call in a process and does not guard that choice: where several
+    threads make the first call together, one of them can run a low-accuracy kernel over its whole share, some 2,500 ULP
+    off, once (pytorch issue 188792). A rotary table of 512 rows was so given other bits in about one process in ten.
+    """
+    for dtype in (torch.float32, torch.float64):  # narrower dtypes do not go through MKL
+        one = torch.ones(1, dtype=dtype)
+        for function in SETTLED:
+            getattr(torch, function)(one)
 
 
 def in_force() -> Settings:
