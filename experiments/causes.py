@@ -41,6 +41,7 @@ from stats.panels import length_spread
 
 FACTORS = [("repeat_kv", "plain"), ("repeat_kv", "tiled"), ("blocked", "plain"), ("blocked", "tiled")]
 VARIANTS = ["packed_gqa", "eager", "sdpa_fp32", "eager_softmax_model_dtype"]  # with the plain linear kernel
+CELLS = ["/".join(pair) for pair in FACTORS] + [f"{attention}/plain" for attention in VARIANTS]
 DTYPES = ("bf16", "fp16", "fp32")
 CHUNKS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 GATES = ("functional_state", "storage_disjoint", "copies_synchronised", "argmax", "invariant_exact", "flip_caught")
@@ -56,8 +57,12 @@ class Cell:
     chunked: bool = field(default=False, compare=False)
 
     @property
+    def kernels(self) -> str:
+        return f"{self.attention}/{self.linear}"
+
+    @property
     def name(self) -> str:
-        return f"{self.dtype}/{self.attention}/{self.linear}"
+        return f"{self.dtype}/{self.kernels}"
 
     def numeric(self, options: RunOptions) -> NumericContract:
         return NumericContract(
@@ -82,6 +87,8 @@ def causes_row(
     model: Decoder, cell: Cell, task: Task, state: State, index: int, oracle: Oracle, progress: Progress
 ) -> dict[str, Any]:
     """Both constructions under one cell, their suffixes, their drift, and their distance to the oracle."""
+    progress.arm("oracle")  # made once a prefix, in whichever cell meets it first: no part of that cell's cost
+    exact_boundary = oracle.at(state)
     progress.arm(cell.name)
     built = {"incremental": build_incremental(model, state), "prefill": build_prefill(model, state)}
     arms = [Arm(name, boundary, greedy_suffix(model, boundary)) for name, boundary in built.items()]
@@ -89,9 +96,10 @@ def causes_row(
     pair = compare(built["incremental"].cache, built["prefill"].cache)
     exact = pair.exact and arms[0].suffix == arms[1].suffix
     gates = {"invariant_exact": exact or not cell.invariant, "flip_caught": flip_is_caught(built["prefill"])}
-    extra: dict[str, Any] = {"cell": cell.name, "oracle": oracle_entry(built, oracle.at(state))}
+    extra: dict[str, Any] = {"cell": cell.name, "oracle": oracle_entry(built, exact_boundary)}
     divergence = first_divergence(arms[0].suffix.tokens, arms[1].suffix.tokens)
     extra["tops_at_divergence"] = _at(arms[0].suffix.tops, divergence)
+    progress.arm("chunks")
     if cell.chunked:
         extra["chunks"] = chunk_curve(model, built["incremental"], state)
     return row_entry(task, index, state, arms, [("incremental", "prefill")], gates, extra)
@@ -178,12 +186,20 @@ def causes_plan(session: BankSession, crossed: list[Cell], rows: int) -> Plan:
     type=click.Choice(DTYPES),
     help="May be repeated.",
 )
+@click.option(
+    "--cell",
+    "named",
+    multiple=True,
+    type=click.Choice(CELLS),
+    metavar="ATTENTION/LINEAR",
+    help=f"Only these kernels; may be repeated. Of {', '.join(CELLS)}. [default: all]",
+)
 @click.option("--rows", default=12, show_default=True, type=click.IntRange(min=1), help="Prefixes, by length spread.")
 @source_option("matrix", "matrix-bf16")
 @common_options(preflight=0)
-def main(options: RunOptions, dtypes: tuple[str, ...], rows: int, source: Path) -> None:
+def main(options: RunOptions, dtypes: tuple[str, ...], named: tuple[str, ...], rows: int, source: Path) -> None:
     def body() -> int:
-        crossed = cells(dtypes)
+        crossed = [cell for cell in cells(dtypes) if cell.kernels in (named or CELLS)]
         numeric = {cell.name: cell.numeric(options) for cell in crossed}
         session = open_bank_session("causes", options, [], open_bank(source), numeric=numeric)
         plan = causes_plan(session, crossed, rows if options.limit is None else min(rows, options.limit))

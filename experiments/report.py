@@ -22,6 +22,7 @@ from experiments.reporting.markdown import FIGURES, render_markdown
 from experiments.reporting.overview import contract_section, environment, glance
 from experiments.reporting.runs import Run, find_runs, read_runs
 from experiments.reporting.sections import experiment_section, group
+from experiments.reporting.side_by_side import side_by_side
 
 TITLE = "Stage replay: what the cache's construction changes"
 MARKDOWN, PAGE = "report.md", "report.html"
@@ -31,9 +32,14 @@ def build_report(runs: Sequence[Run]) -> Report:
     """All sections of the report of `runs`, in the study's order."""
     grouped = group(runs)
     ordered = [run for members in grouped.values() for run in members]
-    contract = contract_section(ordered)
-    sections = [experiment_section(experiment, members) for experiment, members in grouped.items()]
-    return Report(TITLE, (glance(ordered), *sections, *([contract] if contract else []), environment(ordered)))
+    sections = [
+        glance(ordered),
+        side_by_side(ordered),
+        *(experiment_section(experiment, members) for experiment, members in grouped.items()),
+        contract_section(ordered),
+        environment(ordered),
+    ]
+    return Report(TITLE, tuple(section for section in sections if section is not None))
 
 
 def write_report(report: Report, out: Path) -> Path:

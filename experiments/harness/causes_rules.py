@@ -19,7 +19,8 @@ MANTISSA_BITS = {"bf16": 7, "fp16": 10, "fp32": 23}
 
 def causes_summary(rows: Sequence[Row], names: Sequence[str], panel: dict[str, Any]) -> dict[str, Any]:
     """`cells` {CELL: endpoints}, `verdicts` {DTYPE: {cache, suffix: {factor: {necessary, sufficient, evidence}}}},
-    `chunks` {CELL: {CHUNK: ...}}, `oracle` {CELL: ...}, `margins` {CELL: ...}.
+    `chunks` {CELL: {CHUNK: ...}}, `oracle` {CELL: ...}, `margins` {CELL: ...}. A dtype that lacks one of the four cells
+    which the rule reads has no verdict.
     """
     by_cell = {name: [row for row in rows if row["cell"] == name] for name in names}
     cells = {name: _cell(found, name) for name, found in by_cell.items()}
@@ -31,7 +32,7 @@ def causes_summary(rows: Sequence[Row], names: Sequence[str], panel: dict[str, A
         {
             "panel": panel_counts(panel),
             "cells": cells,
-            "verdicts": {dtype: verdict(dtype, by_cell) for dtype in dtypes},
+            "verdicts": {dtype: verdict(dtype, by_cell) for dtype in dtypes if decided(dtype, names)},
             "chunks": {
                 name: _chunks(found) for name, found in by_cell.items() if any("chunks" in row for row in found)
             },
@@ -48,6 +49,11 @@ def _cell(rows: Sequence[Row], name: str) -> dict[str, Any]:
     places = [f"layer {first['layer']} {first['tensor']}" for first in firsts if first is not None]
     common = max(sorted(set(places)), key=places.count) if places else None
     return {**summary, "first_difference": {"most_common": common, "rows": places.count(common) if common else 0}}
+
+
+def decided(dtype: str, names: Sequence[str]) -> bool:
+    """Whether the run has all four cells that the rule reads."""
+    return {f"{dtype}/{a}/{b}" for a in ("repeat_kv", "blocked") for b in ("plain", "tiled")} <= set(names)
 
 
 def verdict(dtype: str, by_cell: dict[str, list[Row]]) -> dict[str, Any]:

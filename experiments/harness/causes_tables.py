@@ -24,8 +24,8 @@ def causes_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
         run_head(manifest, summary),
         shortfall(summary["panel"]),
         "## Cells\n\n" + _cells(summary["cells"]),
-        "## Which kernel causes the difference\n\n" + _verdicts(summary["verdicts"]),
-        "## Prefill in chunks against incremental\n\n" + _chunks(summary["chunks"]),
+        "## Which kernel causes the difference\n\n" + _verdicts(summary["verdicts"]) if summary["verdicts"] else "",
+        "## Prefill in chunks against incremental\n\n" + _chunks(summary["chunks"]) if summary["chunks"] else "",
         "## Distance to FP64\n\n" + _oracle(summary["oracle"]),
         "## Margins at the first divergence\n\n" + _margins(summary["margins"]),
     ]

@@ -28,7 +28,9 @@ MAP = (
 
 def causes_blocks(run: Run, summary: dict[str, Any]) -> list[Block]:
     """Cells, verdicts, chunk curve, oracle distances and margins of a causes run."""
-    blocks: list[Block] = [cells_table(run, summary), verdicts_table(run, summary)]
+    blocks: list[Block] = [cells_table(run, summary)]
+    if summary["verdicts"]:
+        blocks.append(verdicts_table(run, summary))
     if summary["chunks"]:
         blocks.append(chunks_figure(f"{run.anchor}-chunks", summary["chunks"]))
     return [*blocks, oracle_table(run, summary), margins_table(run, summary)]

@@ -24,7 +24,12 @@ class Run:
     manifest: dict[str, Any]
     rows: list[dict[str, Any]]
     summary: dict[str, Any] | None
-    seconds: float
+    timing: list[dict[str, Any]]
+
+    @property
+    def seconds(self) -> float:
+        """Spent on the rows, all sessions together."""
+        return float(sum(line.get("seconds", 0.0) for line in self.timing))
 
     @property
     def name(self) -> str:
@@ -103,7 +108,7 @@ def _read_run(path: Path, anchor: str) -> Run:
     if (path / SUMMARY).exists() and len(rows) == len(manifest["row_order"]):
         summary = read_json_object(path / SUMMARY)
         _require_agreement(path, rows, summary)
-    return Run(path, anchor, manifest, rows, summary, _seconds(path / TIMING))
+    return Run(path, anchor, manifest, rows, summary, _timing(path / TIMING))
 
 
 def _require_agreement(path: Path, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
@@ -116,12 +121,11 @@ def _require_agreement(path: Path, rows: list[dict[str, Any]], summary: dict[str
         raise refuse(f"{path / SUMMARY}: passed", f"False (from {ROWS})", True)
 
 
-def _seconds(path: Path) -> float:
-    """Seconds spent on the rows, all sessions together."""
+def _timing(path: Path) -> list[dict[str, Any]]:
+    """One {row, seconds, arms} a decoded row."""
     if not path.exists():
-        return 0.0
-    lines = [line for line in read_bytes(path).split(b"\n")[:-1] if line]
-    return float(sum(parse_json(line, path).get("seconds", 0.0) for line in lines))
+        return []
+    return [parse_json(line, path) for line in read_bytes(path).split(b"\n")[:-1] if line]
 
 
 def _anchor(name: str, taken: list[str]) -> str:

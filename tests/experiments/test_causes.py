@@ -6,7 +6,7 @@ import experiments.causes as causes
 from cache.drift import CacheDrift, compare
 from experiments.harness.rundir import open_finished
 from minimodel.numerics import KERNELS
-from tests.experiments.runs import ledger, resumes, run
+from tests.experiments.runs import call, inputs, ledger, resumes, run
 
 BF16 = ("--dtype", "bf16", "--rows", 2)
 
@@ -71,3 +71,15 @@ def test_a_kernel_wrongly_called_invariant_fails_its_gate(study, tmp_path, monke
 
 def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
     resumes(study, "causes", tmp_path / "run", finished, ("experiments.causes", "causes_row", 3), *BF16)
+
+
+def test_named_cells_alone_are_run_and_decide_nothing(study, finished, tmp_path):
+    two = ("--cell", "repeat_kv/plain", "--cell", "blocked/tiled")
+    run(study, "causes", tmp_path / "run", *BF16, *two)
+    _, rows, summary = open_finished(tmp_path / "run")
+    same = [row for row in ledger(finished) if row["cell"] in ("bf16/repeat_kv/plain", "bf16/blocked/tiled")]
+    without_index = [{key: value for key, value in row.items() if key not in ("index", "row_sha256")} for row in same]
+    assert [{key: row[key] for key in old} for row, old in zip(rows, without_index, strict=True)] == without_index
+    assert summary["verdicts"] == {} and "necessary" not in (tmp_path / "run" / "report.md").read_text()
+    refused = call("causes", *inputs(study, "--cell", "plain"), cwd=study)
+    assert refused.exit_code == 2 and "'plain' is not one of 'repeat_kv/plain'" in refused.stderr
