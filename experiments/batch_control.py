@@ -16,7 +16,7 @@ import click
 
 from decode.state import State, token_digest
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import number, rate, run_head, table
+from experiments.harness.markdown import number, outcome, paragraphs, rate, run_head, table
 from experiments.harness.options import RunOptions, common_options, dtype_option
 from experiments.harness.panel import panel_counts, panel_record, shortfall
 from experiments.harness.progress import Progress
@@ -131,13 +131,12 @@ def control_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
     ]
     body = table(["one copy against two", summary["dtype"]], rows)
     parts = [run_head(manifest, summary), shortfall(summary["panel"]), body]
-    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    return paragraphs(parts)
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
-    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
     line = (
-        f"batch_control {summary['dtype']}: {summary['rows']} rows, gates {gates}; one copy against two: "
+        f"{outcome(summary)}; one copy against two: "
         f"tokens differ {rate(summary['token_disagreement'])}, "
         f"log-probabilities differ {rate(summary['logprob_disagreement'])}"
     )

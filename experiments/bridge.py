@@ -15,16 +15,16 @@ import click
 
 from cache.boundary import Boundary
 from cache.build import build_incremental, build_live
-from decode.greedy import greedy_suffix
 from decode.state import State
+from experiments.harness.arms import continued, replica_exact
 from experiments.harness.bank import Bank, Prefix, open_bank
 from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_session
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import pair_rows, rate, run_head, table
+from experiments.harness.markdown import outcome, pair_rows, paragraphs, rate, run_head, table
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_counts, shortfall, spread_record
 from experiments.harness.progress import Progress
-from experiments.harness.rows import Arm, replica_exact, row_entry
+from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.summary import pair_summary, run_summary
 from experiments.harness.tasks import RowName
@@ -61,11 +61,7 @@ def bridge_row(model: Decoder, saved: Prefix, prompt: State, index: int, progres
     progress.fed(2 * len(live.state))
     boundaries = dict(zip(ARMS, (live, live.replica(), incremental, incremental.replica())))
     reached = boundary_length(list(boundaries.values()))  # recorded before any suffix is decoded
-    arms = []
-    for name, boundary in boundaries.items():
-        progress.arm(name)
-        arms.append(Arm(name, boundary, greedy_suffix(model, boundary)))
-        progress.fed(len(arms[-1].suffix.tokens))
+    arms = continued(model, boundaries, progress)
     gates = {
         "boundary_length": reached == len(live.state) == boundary_length(list(boundaries.values())),
         "replica_live": replica_exact(arms[0], arms[1]),
@@ -129,13 +125,12 @@ def bridge_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
         )
     if summary["compared_rows"]:
         parts.append(table(["live against incremental", summary["dtype"]], pair_rows(summary)))
-    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    return paragraphs(parts)
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
-    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
     parts = ", ".join(f"{part} {rate(block)}" for part, block in summary["identity"].items())
-    line = f"bridge {summary['dtype']}: {summary['rows']} rows, gates {gates}; live and incremental equal: {parts}"
+    line = f"{outcome(summary)}; live and incremental equal: {parts}"
     return [text for text in (line, shortfall(summary["panel"])) if text]
 
 

@@ -21,19 +21,19 @@ from cache.isolation import disjoint
 from cache.transplant import transplant
 from decode.greedy import Suffix, greedy_suffix
 from decode.state import State, token_digest
+from experiments.carrying.sites import Site, sites
+from experiments.carrying.tables import carrier_report, carrier_summary
+from experiments.harness.arms import Arm, one_functional_state
 from experiments.harness.bank import Prefix
 from experiments.harness.bank_session import BankSession, open_bank_session
 from experiments.harness.canonical import sha256_file
-from experiments.harness.carrier_tables import carrier_report, carrier_summary
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import rate
+from experiments.harness.markdown import outcome, rate
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
-from experiments.harness.rows import Arm, one_functional_state
 from experiments.harness.rundir import ROWS
 from experiments.harness.runner import Plan, run_plan
-from experiments.harness.sites import Site, sites
 from experiments.harness.tasks import RowName
 from experiments.transplant import open_strata
 from minimodel.decoder import Decoder
@@ -134,8 +134,7 @@ def carrier_plan(session: BankSession, dtype: str, strata: dict[str, str], wante
 
 
 def _closing(summary: dict[str, Any]) -> list[str]:
-    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
-    parts = [f"carrier {summary['dtype']}: {summary['rows']} rows, gates {gates}"]
+    parts = [outcome(summary)]
     for name in ("whole", "keys", "values"):
         followed = summary["sites"].get(name)
         if followed:

@@ -4,13 +4,14 @@ The same fixed prefixes are built incrementally and by prefill under every cell 
 dtype, and both are continued. The four cells of {repeat_kv, blocked} x {plain, tiled} decide, by a fixed rule and per
 dtype, which kernel is necessary and which is sufficient for divergence on this device; the other attention kernels
 change one thing at a time. Where both kernels are batch-invariant, no tensor may differ: that is a gate. Beside the
-cells: the drift of prefill in chunks, and the distance of every arm to the same prefix in FP64.
+cells: the drift of prefill in chunks, the distance of every arm to the same prefix in FP64, and how often an attention
+kernel gives a query other bits alone than among others.
 
     python -m experiments.causes
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,66 +22,28 @@ from cache.build import build_incremental, build_prefill
 from cache.drift import compare
 from decode.greedy import greedy_suffix
 from decode.state import State
+from experiments.causing.alone import rows_alone
+from experiments.causing.cells import CELLS, DTYPES, Cell, cells
+from experiments.causing.oracle import Oracle, oracle_entry
+from experiments.causing.rules import causes_summary
+from experiments.causing.tables import causes_report, closing_lines
+from experiments.harness.arms import Arm
 from experiments.harness.bank import open_bank
 from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_session
-from experiments.harness.causes_rules import causes_summary
-from experiments.harness.causes_tables import causes_report, closing_lines
 from experiments.harness.exits import run_command
 from experiments.harness.options import RunOptions, common_options, source_option
-from experiments.harness.oracle import Oracle, oracle_entry
 from experiments.harness.panel import spread_record
 from experiments.harness.progress import Progress
-from experiments.harness.rows import Arm, row_entry
+from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.tasks import Task
 from minimodel.decoder import Decoder
 from minimodel.numbers import bits
-from minimodel.numerics import KERNELS, NumericContract
 from stats.endpoints import first_divergence
 from stats.panels import length_spread
 
-FACTORS = [("repeat_kv", "plain"), ("repeat_kv", "tiled"), ("blocked", "plain"), ("blocked", "tiled")]
-VARIANTS = ["packed_gqa", "eager", "sdpa_fp32", "eager_softmax_model_dtype"]  # with the plain linear kernel
-CELLS = ["/".join(pair) for pair in FACTORS] + [f"{attention}/plain" for attention in VARIANTS]
-DTYPES = ("bf16", "fp16", "fp32")
 CHUNKS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 GATES = ("functional_state", "storage_disjoint", "copies_synchronised", "argmax", "invariant_exact", "flip_caught")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One numeric contract of the crossing; `chunked`: the drift of chunked prefill is measured too."""
-
-    dtype: str
-    attention: str
-    linear: str
-    chunked: bool = field(default=False, compare=False)
-
-    @property
-    def kernels(self) -> str:
-        return f"{self.attention}/{self.linear}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.dtype}/{self.kernels}"
-
-    def numeric(self, options: RunOptions) -> NumericContract:
-        return NumericContract(
-            self.dtype, options.device, attention=self.attention, linear=self.linear, threads=options.threads
-        )
-
-    @property
-    def invariant(self) -> bool:
-        return (self.attention, self.linear) == KERNELS["invariant"]
-
-
-def cells(dtypes: Sequence[str]) -> list[Cell]:
-    """Per dtype: the four factor cells, then the variants. Chunks for the default and the invariant cell."""
-    found = []
-    for dtype in dtypes:
-        found += [Cell(dtype, *pair, chunked=pair in (FACTORS[0], FACTORS[3])) for pair in FACTORS]
-        found += [Cell(dtype, attention, "plain") for attention in VARIANTS]
-    return found
 
 
 def causes_row(
@@ -169,11 +132,21 @@ def causes_plan(session: BankSession, crossed: list[Cell], rows: int) -> Plan:
         gates=GATES,
         task=lambda index: crossing.at(index)[1],
         decode=decode,
-        summarise=lambda found: causes_summary(found, names, panel),
+        summarise=lambda found: causes_summary(found, names, panel, queries_alone(session, crossed)),
         report=causes_report,
         closing=closing_lines,
         extra=lambda index: {"cell": crossing.at(index)[0].name},
     )
+
+
+def queries_alone(session: BankSession, crossed: list[Cell]) -> dict[str, Any]:
+    """`rows_alone` of every attention kernel that a dtype is crossed with."""
+    config, found = session.models.checkpoint.config, {}
+    for dtype in dict.fromkeys(cell.dtype for cell in crossed):
+        mine = [cell for cell in crossed if cell.dtype == dtype]
+        kernels = list(dict.fromkeys(cell.attention for cell in mine))
+        found[dtype] = rows_alone(config, mine[0].numeric(session.options), kernels)
+    return found
 
 
 @click.command(help=__doc__)

@@ -18,16 +18,16 @@ from typing import Any
 import click
 
 from cache.build import build_incremental, build_prefill
-from decode.greedy import greedy_suffix
 from decode.state import State
+from experiments.harness.arms import continued, replica_exact
 from experiments.harness.bank import BANK, Prefix, open_bank
 from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_session
 from experiments.harness.cross_precision import DIFFERS, cross_precision
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import closing_line, interval, pair_rows, rate, run_head, table
+from experiments.harness.markdown import closing_line, interval, pair_rows, paragraphs, rate, run_head, table
 from experiments.harness.options import RunOptions, common_options, source_option
 from experiments.harness.progress import Progress
-from experiments.harness.rows import Arm, replica_exact, row_entry
+from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.summary import pair_summary, run_summary
 from experiments.harness.tasks import Task
@@ -68,11 +68,7 @@ def fixed_row(model: Decoder, cell: Cell, index: int, progress: Progress) -> dic
     incremental, prefill = build_incremental(model, cell.state), build_prefill(model, cell.state)
     progress.fed(2 * len(cell.state))
     boundaries = dict(zip(ARMS, (incremental, incremental.replica(), prefill, prefill.replica())))
-    arms = []
-    for name, boundary in boundaries.items():
-        progress.arm(name)
-        arms.append(Arm(name, boundary, greedy_suffix(model, boundary)))
-        progress.fed(len(arms[-1].suffix.tokens))
+    arms = continued(model, boundaries, progress)
     gates = {
         "prefix": all(arm.boundary.state.sha256() == cell.prefix.sha256 for arm in arms),
         "replica_incremental": replica_exact(arms[0], arms[1]),
@@ -111,7 +107,7 @@ def fixed_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
     crossed = summary["cross_precision"]
     if crossed and crossed["rows"]:
         parts.append(_crossing(crossed))
-    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+    return paragraphs(parts)
 
 
 def _crossing(crossed: dict[str, Any]) -> str:

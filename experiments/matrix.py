@@ -14,13 +14,13 @@ import click
 
 from cache.build import build_live, build_prefill
 from cache.storage import Provenance
-from decode.greedy import greedy_suffix
 from decode.state import State
+from experiments.harness.arms import continued, replica_exact
 from experiments.harness.exits import run_command
 from experiments.harness.markdown import closing_line, pair_rows, run_head, table
 from experiments.harness.options import RunOptions, common_options, dtype_option
 from experiments.harness.progress import Progress
-from experiments.harness.rows import Arm, replica_exact, row_entry
+from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.saving import Saving, saving_options
 from experiments.harness.session import Session, open_session
@@ -46,11 +46,7 @@ def matrix_row(
     saving.write(task.id, "live", live)
     saving.write(task.id, "prefill", prefill)
     boundaries = dict(zip(ARMS, (live, live.replica(), prefill, prefill.replica())))
-    arms = []
-    for name, boundary in boundaries.items():
-        progress.arm(name)
-        arms.append(Arm(name, boundary, greedy_suffix(model, boundary)))
-        progress.fed(len(arms[-1].suffix.tokens))
+    arms = continued(model, boundaries, progress)
     gates = {"replica_live": replica_exact(arms[0], arms[1]), "replica_prefill": replica_exact(arms[2], arms[3])}
     return row_entry(task, index, live.state, arms, PAIRS, gates, {"prefix_margins": list(live.margins)})
 

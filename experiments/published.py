@@ -52,7 +52,9 @@ def main(directory: Path, runs: tuple[Path, ...], quiet: bool, as_json: bool) ->
 
 
 def _export(runs: tuple[Path, ...], directory: Path) -> None:
-    from experiments.export import export_runs  # reads ledgers, and so needs what checking the release does not: torch
+    from experiments.exporting.files import (
+        export_runs,
+    )  # reads ledgers, and so needs what checking the release does not: torch
     from experiments.harness.exits import DONE, run_command
 
     def body() -> int:

@@ -16,7 +16,7 @@ import click
 from experiments.harness.bank import Bank, Prefix, open_bank
 from experiments.harness.bank_session import BankSession, open_bank_session
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import run_head
+from experiments.harness.markdown import paragraphs, run_head
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_counts, shortfall, spread_record
 from experiments.harness.runner import Plan, run_plan
@@ -59,7 +59,7 @@ def replication_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str
         f"Frozen interpretation: **{summary['interpretation'] or 'none, a gate failed'}**.",
         endpoint_tables(summary),
     ]
-    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    return paragraphs(parts)
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:

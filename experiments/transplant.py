@@ -17,7 +17,7 @@ from experiments.harness.bank import BANK_DTYPE, Bank, Prefix, copied_bank, open
 from experiments.harness.bank_session import BankSession, open_bank_session
 from experiments.harness.canonical import sha256_file
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import pair_rows, rate, run_head, table
+from experiments.harness.markdown import outcome, pair_rows, paragraphs, rate, run_head, table
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_counts, panel_record, shortfall
 from experiments.harness.rundir import ROWS
@@ -74,7 +74,7 @@ def transplant_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
         table(["stratum of the source run", "rows", "reproduced here"], strata) if strata else "",
         endpoint_tables(summary),
     ]
-    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    return paragraphs(parts)
 
 
 def endpoint_tables(summary: dict[str, Any]) -> str:
@@ -101,9 +101,8 @@ def endpoint_tables(summary: dict[str, Any]) -> str:
 def endpoint_line(summary: dict[str, Any]) -> str:
     """The line on stdout."""
     endpoints = summary["endpoints"]
-    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
     return (
-        f"{summary['experiment']} {summary['dtype']}: {summary['rows']} rows, gates {gates}; "
+        f"{outcome(summary)}; "
         f"diverge {rate(endpoints['baseline_divergence'])}, "
         f"both transplants recover the donor {rate(endpoints['bidirectional_donor_recovery'])}, "
         f"novel on exact rows {rate(endpoints['exact_control_novel_trajectory'])}"

@@ -10,6 +10,7 @@ from torch import Tensor
 from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
+from minimodel.memory import blocks_apart
 from minimodel.numerics import KERNELS, NumericContract, placement
 from minimodel.roles import RoleRules
 from minimodel.safetensors_file import TensorEntry, read_into
@@ -35,7 +36,8 @@ def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
     rules = None
     if checkpoint.contract is not None:
         rules = RoleRules.from_contract(checkpoint.contract, str(checkpoint.directory / "contract.json"))
-    return Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, rules)
+    with blocks_apart():
+        return Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, rules)
 
 
 class _Reader(Mapping[str, Tensor]):

@@ -74,7 +74,7 @@ def _run(job: Job) -> dict[str, Any]:
     from decode.contract import Contract
     from decode.stepper import Stepper
     from experiments.benchmarking.arms import Arm, open_ours, open_reference
-    from experiments.benchmarking.measures import prefilled
+    from experiments.benchmarking.bench import prefilled
     from experiments.benchmarking.workload import Workload
     from experiments.planning.estimates import COPIES
     from minimodel.numerics import NumericContract

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from experiments.benchmarking.measures import Measured
+from experiments.benchmarking.bench import Measured
 from experiments.reporting.document import Figure, table
 from experiments.reporting.drawing import figure, legend, line_look
 

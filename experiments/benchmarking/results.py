@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.benchmarking.arms import COLUMNS, Arm
-from experiments.benchmarking.measures import Measured
+from experiments.benchmarking.bench import Measured
 from experiments.benchmarking.timing import Spread, ratios
 
 EQUAL, DIFFERS = "equal", "differs"

@@ -1,16 +1,18 @@
 """One benchmark from its command line to its document: everything opened and checked first, then measured in order."""
 
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from decode.contract import Contract
 from experiments.benchmarking.arms import COLUMNS, Arm, available, open_ours, open_reference
+from experiments.benchmarking.bench import Bench, Measured
 from experiments.benchmarking.child import STEPS, Job, in_child
 from experiments.benchmarking.growth import growth_entry
 from experiments.benchmarking.limits import Lengths, chosen
 from experiments.benchmarking.machine import StreamingRead, machine
-from experiments.benchmarking.measures import Bench, Measured, build, decode, matrix, prefill
+from experiments.benchmarking.measures import build, decode, matrix, prefill
 from experiments.benchmarking.options import CONTEXTS, GROWTH, PREFILLS, PREFIX, BenchOptions
 from experiments.benchmarking.results import Baseline, memory_entry, row_entry
 from experiments.benchmarking.timing import rotated
@@ -21,37 +23,30 @@ from minimodel.checkpoint import file_digests, open_checkpoint
 SCHEMA = "stage-replay-benchmark-v1"
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Lengths that the options ask for, cut to the context: of decode and prefill, one build's, the growth's (0: none).
+    omitted: what was left out, and why.
+    """
+
+    contexts: tuple[int, ...]
+    prefills: tuple[int, ...]
+    prefix: int
+    longest: int
+    omitted: list[str]
+
+
 def benchmark(options: BenchOptions) -> dict[str, Any]:
     """benchmark.json's object. InputError before anything is measured."""
     numeric, parts = options.numeric, options.parts
     contract, config = Contract.load(options.checkpoint), open_checkpoint(options.checkpoint).config
-    lengths = Lengths(config.max_position_embeddings, max(options.steps, STEPS) + 1)
-    contexts = lengths.several("--context", options.context, CONTEXTS) if "decode" in parts else ()
-    prefills = lengths.several("--prefill", options.prefill, PREFILLS) if "prefill" in parts else ()
-    prefix = lengths.one("--prefix", options.prefix, PREFIX)
-    longest = lengths.one("--length", options.length, GROWTH) if "growth" in parts else 0
+    lengths = asked(options, config.max_position_embeddings)
     tasks, _ = load_tasks(options.tasks, 1)
-    prompts = prompt_states(tasks, contract, lengths.limit, options.tasks) if "row" in parts else []
+    prompts = prompt_states(tasks, contract, config.max_position_embeddings, options.tasks) if "row" in parts else []
     names, omitted = available(chosen("--columns", options.columns, tuple(COLUMNS)), numeric)
-    # the read comes before the models, so that its trials meet a quiet process
-    bench = Bench(
-        [],
-        contract,
-        numeric,
-        options.repeats,
-        options.long_repeats,
-        options.steps,
-        options.block,
-        StreamingRead(numeric.torch_device, options.buffer << 20),
-        options.note,
-    )
-    where = machine(numeric)
-    bench = replace(bench, arms=open_arms(options, names))
+    bench, where = open_bench(options, contract, names)
     baseline = Baseline.of(bench.arms, numeric.dtype)
-    measured: list[Measured] = [decode(bench, context) for context in contexts]
-    measured += [prefill(bench, length) for length in prefills]
-    if "build" in parts:
-        measured.append(build(bench, prefix, options.long_repeats))
+    measured = measure(bench, lengths, parts)
     measured += [matrix(bench, task, prompt) for task, prompt in zip(tasks, prompts)]
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -67,14 +62,46 @@ def benchmark(options: BenchOptions) -> dict[str, Any]:
         "omitted": omitted + lengths.omitted,
     }
     if "growth" in parts:
-        grown = build(bench, longest, 1)
+        grown = build(bench, lengths.longest, 1)
         measured.append(grown)
         document["growth"] = growth_entry(grown)
     document["rows"] = [row_entry(one, baseline) for one in measured]
     if "memory" in parts:
-        document["memory"] = memory_entry(children(options, bench, prefix), baseline.name, weights_of(bench))
+        found = children(options, bench, lengths.prefix)
+        document["memory"] = memory_entry(found, baseline.name, weights_of(bench))
     document["broken_promises"] = [[row["name"], *pair] for row in document["rows"] for pair in row["broken_promises"]]
     return document
+
+
+def asked(options: BenchOptions, context: int) -> Asked:
+    """InputError for a length that the options name and the context does not hold."""
+    lengths, parts = Lengths(context, max(options.steps, STEPS) + 1), options.parts
+    return Asked(
+        lengths.several("--context", options.context, CONTEXTS) if "decode" in parts else (),
+        lengths.several("--prefill", options.prefill, PREFILLS) if "prefill" in parts else (),
+        lengths.one("--prefix", options.prefix, PREFIX),
+        lengths.one("--length", options.length, GROWTH) if "growth" in parts else 0,
+        lengths.omitted,
+    )
+
+
+def open_bench(options: BenchOptions, contract: Contract, names: tuple[str, ...]) -> tuple[Bench, dict[str, Any]]:
+    """The bench with its arms, and the machine as it was before any model was there: the streaming read's trials meet
+    a quiet process."""
+    numeric = options.numeric
+    read = StreamingRead(numeric.torch_device, options.buffer << 20)
+    where = machine(numeric)
+    counts = (options.repeats, options.long_repeats, options.steps, options.block)
+    return Bench(open_arms(options, names), contract, numeric, *counts, read, options.note), where
+
+
+def measure(bench: Bench, lengths: Asked, parts: Sequence[str]) -> list[Measured]:
+    """Decode steps, prefills and the build, in that order."""
+    measured = [decode(bench, context) for context in lengths.contexts]
+    measured += [prefill(bench, length) for length in lengths.prefills]
+    if "build" in parts:
+        measured.append(build(bench, lengths.prefix, bench.long_repeats))
+    return measured
 
 
 def open_arms(options: BenchOptions, names: tuple[str, ...]) -> list[Arm]:

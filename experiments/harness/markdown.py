@@ -12,6 +12,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)])
 
 
+def paragraphs(parts: Sequence[str]) -> str:
+    """A whole report.md of its parts, a blank line between two; empty ones are left out."""
+    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
 def rate(block: dict[str, Any]) -> str:
     """'166/200 = 83.0 % [77.2, 87.6]' of a {count, n, rate, wilson_95} block."""
     if block["rate"] is None:
@@ -104,10 +109,15 @@ def numeric_text(contracts: list[dict[str, Any]]) -> str:
     )
 
 
+def outcome(summary: dict[str, Any]) -> str:
+    """How every closing line begins: 'bridge bf16: 12 rows, gates all passed'."""
+    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
+    return f"{summary['experiment']} {summary['dtype']}: {summary['rows']} rows, gates {gates}"
+
+
 def closing_line(summary: dict[str, Any]) -> str:
     """The line on stdout for one comparison."""
-    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
-    head = f"{summary['experiment']} {summary['dtype']}: {summary['rows']} rows, gates {gates}"
+    head = outcome(summary)
     if "suffix_disagreement" not in summary:
         return head
     line = f"{head}; {summary['comparison']} disagree on suffix {rate(summary['suffix_disagreement'])}"

@@ -1,28 +1,18 @@
-"""From boundaries and suffixes to one ledger row: arms, comparisons, gates. Every experiment spells them here."""
+"""From arms to one ledger row: its entries, comparisons and gates. Every experiment spells them here."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from cache.boundary import Boundary
 from cache.digest import cache_sha256, tensor_sha256
 from cache.drift import compare, compare_tensors
-from cache.isolation import disjoint, geometry
-from decode.greedy import Suffix, choose
+from cache.isolation import geometry
+from decode.greedy import choose
 from decode.state import State, token_digest
+from experiments.harness.arms import Arm, one_functional_state, storage_disjoint
 from experiments.harness.tasks import RowName, Task
-from minimodel.numbers import same_bits
 from minimodel.roles import MERGE
 from stats.endpoints import first_divergence
 from stats.scoring import score
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One continuation: where it started, and what followed."""
-
-    name: str
-    boundary: Boundary
-    suffix: Suffix
 
 
 def prefix_entry(state: State) -> dict[str, Any]:
@@ -99,27 +89,6 @@ def _scores_equal(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, boo
     if mine["scored"] is None and theirs["scored"] is None:
         same_answer = mine["answer"] == theirs["answer"]
     return {"answer_equal": same_answer, "correct_equal": mine["correct"] == theirs["correct"]}
-
-
-def replica_exact(left: Arm, right: Arm) -> bool:
-    """A replica pair agrees in functional state, cache, logits, suffix with its margins, and recorded geometry."""
-    return (
-        left.boundary.record.sha256() == right.boundary.record.sha256()
-        and left.suffix == right.suffix
-        and left.boundary.cache.equals(right.boundary.cache)
-        and same_bits(left.boundary.logits, right.boundary.logits)
-        and geometry(left.boundary.cache) == geometry(right.boundary.cache)
-    )
-
-
-def one_functional_state(arms: list[Arm]) -> bool:
-    """All arms were shown the same tokens, roles, positions and visible keys, and hold them."""
-    return len({(arm.boundary.record.sha256(), arm.boundary.state.tokens) for arm in arms}) == 1
-
-
-def storage_disjoint(arms: list[Arm]) -> bool:
-    """No two arms share a byte of K/V or logits."""
-    return disjoint(*(arm.boundary.tensors() for arm in arms))
 
 
 def first_token_is_argmax(arm: Arm, arms: dict[str, Any]) -> bool:

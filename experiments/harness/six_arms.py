@@ -9,11 +9,12 @@ from typing import Any
 from cache.boundary import Boundary
 from cache.build import build_incremental, build_prefill
 from cache.transplant import transplant, whole_transplant_holds
-from decode.greedy import choose, greedy_suffix
+from decode.greedy import choose
 from decode.state import State
+from experiments.harness.arms import continued, replica_exact
 from experiments.harness.bank import Prefix
 from experiments.harness.progress import Progress
-from experiments.harness.rows import Arm, replica_exact, row_entry
+from experiments.harness.rows import row_entry
 from experiments.harness.summary import pair_summary
 from experiments.harness.tasks import RowName
 from minimodel.decoder import Decoder
@@ -59,11 +60,7 @@ def six_arm_row(
     into_prefill = transplant(recipient=prefill, donor=incremental)
     into_incremental = transplant(recipient=incremental, donor=prefill)
     progress.fed(3 * len(state))
-    arms = []
-    for name, boundary in zip(ARMS, (*native, into_prefill, into_incremental)):
-        progress.arm(name)
-        arms.append(Arm(name, boundary, greedy_suffix(model, boundary)))
-        progress.fed(len(arms[-1].suffix.tokens))
+    arms = continued(model, dict(zip(ARMS, (*native, into_prefill, into_incremental))), progress)
     first = {name: first_choice(boundary) for name, boundary in zip(NATIVE, native)}
     gates = {
         "prefix": all(arm.boundary.state.sha256() == prefix.sha256 for arm in arms),

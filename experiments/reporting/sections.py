@@ -7,7 +7,8 @@ a new experiment is reported whole on its first day.
 from collections.abc import Sequence
 
 from experiments.harness.panel import shortfall
-from experiments.reporting.beyond import carrier_blocks, causes_blocks
+from experiments.reporting.carriers import carrier_blocks
+from experiments.reporting.causes import causes_blocks
 from experiments.reporting.document import Alert, Block, Figure, Paragraph, Section, Verdict
 from experiments.reporting.grids import TRANSPLANTS, transplant_figure
 from experiments.reporting.plots import accuracy_figure, divergence_figure, drift_figure, rates_figure

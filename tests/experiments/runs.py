@@ -64,6 +64,10 @@ def ledger(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
 
 
+def summary_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())
+
+
 def rewrite(run: Path, rows: list[dict[str, Any]]) -> None:
     """Writes a ledger of altered rows, each sealed anew: no damage that the seal could see."""
     bare = [{key: value for key, value in row.items() if key != "row_sha256"} for row in rows]

@@ -1,32 +1,17 @@
 """The benchmark on a tiny checkpoint: what it says is what was measured, and wrong bits are told."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import Result
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from cache.kv import KVCache
-from decode.contract import Contract
-from experiments.benchmarking.arms import COLUMNS, Ours, open_ours
-from experiments.benchmarking.child import Job, in_child
-from experiments.benchmarking.floor import Floor
-from experiments.benchmarking.limits import Lengths
-from experiments.benchmarking.machine import StreamingRead
-from experiments.benchmarking.timing import Spread, interleaved, ratios
-from experiments.benchmarking.workload import Workload
+from experiments.benchmarking.arms import COLUMNS
 from experiments.planning.estimates import COPIES
 from experiments.reporting.svg import available
-from minimodel.decoder import Decoder
-from minimodel.roles import NUM_ROLES
-from tests.conftest import numeric
 from tests.experiments.commands import write_tasks
 from tests.experiments.runs import call, one_line
-from tests.helpers import refused
 from tests.tiny import write_checkpoint
 
 TWIN, FLIPPED = "tests.experiments.twin", "tests.experiments.flipped_twin"
@@ -156,114 +141,3 @@ def test_an_earlier_benchmark_is_kept(place: Path, tmp_path: Path) -> None:
     assert "--fresh" in one_line(bench(place, "twice", *few))
     assert bench(place, "twice", *few, "--fresh").exit_code == 0
     assert document(place, "twice")["rows"] and document(place, "twice.1")["rows"]
-
-
-def test_defaults_are_cut_to_the_context() -> None:
-    lengths = Lengths(limit=2048, least=25)
-    assert lengths.several("--context", None, (128, 512, 2048, 4096)) == (128, 512, 2048)
-    assert lengths.one("--length", None, 8192) == 2048 and lengths.one("--prefix", None, 2000) == 2000
-    assert lengths.omitted == [
-        "--context 4096: beyond max_position_embeddings 2048",
-        "--length 8192: cut to max_position_embeddings 2048",
-    ]
-    with refused("--length", "8192"):
-        lengths.one("--length", 8192, 8192)
-
-
-def test_rounds_take_turns_and_warm_up_does_not_count() -> None:
-    order: list[str] = []
-
-    def arm(name: str) -> float:
-        order.append(name)
-        return float(len(order))
-
-    found = interleaved({name: lambda name=name: arm(name) for name in "abc"}, repeats=2, warm_up=1)
-    assert "".join(order) == "abcbcacab"
-    assert found == {"a": [6.0, 8.0], "b": [4.0, 9.0], "c": [5.0, 7.0]}
-
-
-def test_spread_and_ratios() -> None:
-    assert Spread.of([3.0, 1.0, 2.0, 5.0, 4.0]) == Spread(3.0, 2.0, 4.0, 5)
-    assert Spread.of([2.0]) == Spread(2.0, 2.0, 2.0, 1)
-    # a machine twice as slow in the second round moves the figures, not the ratio
-    assert ratios([2.0, 4.0, 2.0], [1.0, 2.0, 1.0]) == Spread(2.0, 2.0, 2.0, 3)
-
-
-class Products(TorchDispatchMode):
-    """Counts products and attention by name and shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Counter[tuple[Any, ...]] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in ("mm", "addmm", "linear", "_linear_pointwise") or "attention" in name:
-            self.seen[name, *(tuple(a.shape) for a in args if isinstance(a, torch.Tensor))] += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", [name for name in COLUMNS if name != "invariant"])
-@pytest.mark.parametrize("length", [1, 20])
-def test_floor_makes_exactly_the_arms_products(name: str, length: int, tiny_directory: Path) -> None:
-    [arm] = open_ours(tiny_directory, numeric("bf16"), (name,))
-    work = Workload.of(Contract.load(tiny_directory), 40, torch.device("cpu"))
-    tokens, roles, positions, mask = work.call(40)
-    with torch.no_grad():
-        cache = KVCache.for_model(arm.model, COPIES, 40)
-        if length < 40:
-            arm.model(*work.call(40 - length), cache)
-        part = slice(40 - length, 40)
-        with Products() as model:
-            hidden = arm.model(tokens[:, part], roles[:, part], positions[:, part], mask[:, :, part], cache)
-            arm.model.logits(hidden[:, -1:])
-        floor = Floor(arm.model, length, 40, mask[:, :, part])
-        with Products() as alone:
-            floor()
-    # packed, a step takes q, k, v as one product and gate, up as one; a call of more rows takes each alone
-    products = 5 if arm.model.numeric.linear == "packed" and length == 1 else 8
-    assert sum(model.seen.values()) == products * 3 + 1
-    assert alone.seen == model.seen
-
-
-def test_columns_share_weights_and_differ_in_kernels(tiny_directory: Path) -> None:
-    arms: list[Ours] = open_ours(tiny_directory, numeric("bf16"), tuple(COLUMNS))
-    models: dict[str, Decoder] = {arm.name: arm.model for arm in arms}
-    for name, (attention, linear) in COLUMNS.items():
-        assert (models[name].numeric.attention, models[name].numeric.linear) == (attention, linear)
-    assert models["repeat_kv"].embed_tokens is models["packed_gqa"].embed_tokens
-    assert models["repeat_kv"].attend is not models["packed_gqa"].attend
-
-
-def test_workload_has_every_kind_of_block_and_only_ordinary_tokens(contract: Contract) -> None:
-    work = Workload.of(contract, 50, torch.device("cpu"))
-    assert all(contract.is_ordinary(token) for token in work.tokens) and set(work.roles) == set(range(NUM_ROLES - 1))
-    assert list(work.roles) == sorted(work.roles) and work.tokens == Workload.of(contract, 50, work.device).tokens
-    assert work.call(50)[3][0, 0, -1].all(), "the last token sees every key"
-
-
-def test_streaming_read_takes_time_in_proportion() -> None:
-    small, large = (StreamingRead(torch.device("cpu"), size) for size in (1 << 20, 1 << 26))
-    seconds = [min(read() for _ in range(5)) * size for read, size in ((small, 1 << 20), (large, 1 << 26))]
-    assert 0 < seconds[0] < seconds[1]
-
-
-def test_memory_is_of_the_arm_alone(tmp_path: Path) -> None:
-    """A larger checkpoint raises the peak by its weights; ballast in this process does not."""
-    ballast = torch.ones(1 << 26)  # 256 MB
-    large = {"hidden_size": 1024, "intermediate_size": 4096}
-    found, sizes = {}, {}
-    for name, config in (("small", {}), ("large", large)):
-        directory = write_checkpoint(tmp_path / name, config=config)
-        sizes[name] = (directory / "model.safetensors").stat().st_size
-        job = Job(str(directory), "bf16", "cpu", 1, "repeat_kv", None, 40)
-        found[name] = in_child(job)
-        assert found[name]["imports"] <= found[name]["loaded"] <= found[name]["peak"] and found[name]["seconds"] > 0
-    grown = {name: found[name]["loaded"] - found[name]["imports"] for name in found}
-    assert sizes["large"] > 80e6 and ballast[0] == 1
-    assert grown["small"] < 60e6 < 0.9 * sizes["large"] < grown["large"] < sizes["large"] + 60e6
-
-
-def test_a_child_that_fails_is_one_line(tmp_path: Path) -> None:
-    with refused("child process", "nowhere"):
-        in_child(Job(str(tmp_path / "nowhere"), "bf16", "cpu", 1, "repeat_kv", None, 40))

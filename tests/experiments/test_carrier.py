@@ -9,12 +9,12 @@ import experiments.carrier as carrier
 from cache import build_incremental, build_prefill, compare, transplant
 from decode.greedy import greedy_suffix
 from experiments.carrier import DIRECTIONS, carrier_row, follows
+from experiments.carrying.sites import sites
+from experiments.carrying.tables import carrier_report, carrier_summary
 from experiments.harness.bank import Prefix
-from experiments.harness.carrier_tables import carrier_report, carrier_summary
 from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
 from experiments.harness.rundir import open_finished
-from experiments.harness.sites import sites
 from minimodel.roles import ROLE_NAMES
 from tests.experiments.runs import ledger, one_line, resumes, rewrite, run
 

@@ -4,6 +4,7 @@ import pytest
 
 import experiments.causes as causes
 from cache.drift import CacheDrift, compare
+from experiments.causing.cells import FACTORS
 from experiments.harness.rundir import open_finished
 from minimodel.numerics import KERNELS
 from tests.experiments.runs import call, inputs, ledger, resumes, run
@@ -45,7 +46,7 @@ def test_each_dtype_has_the_four_factor_cells_and_one_is_invariant():
     found = causes.cells(["bf16", "fp32"])
     for dtype in ("bf16", "fp32"):
         mine = [cell for cell in found if cell.dtype == dtype]
-        assert [(cell.attention, cell.linear) for cell in mine[:4]] == causes.FACTORS
+        assert [(cell.attention, cell.linear) for cell in mine[:4]] == FACTORS
         assert [(c.attention, c.linear) for c in mine if c.invariant] == [KERNELS["invariant"]]
     assert len({cell.name for cell in found}) == len(found)
 

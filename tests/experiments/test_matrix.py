@@ -1,55 +1,21 @@
 """The matrix end to end on the tiny checkpoint: arms, gates, determinism, resumption, exit codes."""
 
-import dataclasses
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
 import experiments.matrix as matrix
-from cache.build import build_live
-from decode.contract import Contract
-from decode.greedy import Suffix
-from decode.state import State
-from experiments.harness.progress import Progress
 from experiments.harness.rundir import open_finished
-from experiments.harness.saving import Saving
-from experiments.harness.tasks import Task
-from minimodel import NumericContract, load_model
-from minimodel.numbers import bits
-from tests.experiments.commands import command, environment, start, write_tasks
-from tests.tiny import TASK, write_checkpoint
-
-ROWS = 5
+from tests.experiments.commands import command, start
+from tests.experiments.matrices import ROWS, arguments, write_inputs
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("matrix")
-    write_checkpoint(root / "tiny")
-    write_tasks(root / "tasks.jsonl", ROWS)
-    return root
-
-
-def arguments(inputs: Path, *more: object) -> list[object]:
-    return [
-        "--dtype",
-        "bf16",
-        "--checkpoint",
-        inputs / "tiny",
-        "--tasks",
-        inputs / "tasks.jsonl",
-        "--threads",
-        1,
-        "--preflight",
-        2,
-        *more,
-    ]
+    return write_inputs(tmp_path_factory.mktemp("matrix"))
 
 
 @pytest.fixture(scope="module")
@@ -158,111 +124,3 @@ def test_bad_input_is_one_line_and_exit_2(inputs, tmp_path, more, message):
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and any(part in lines[0] for part in message.split("|"))
     assert not (tmp_path / "runs").exists(), "nothing is written for refused input"
-
-
-@pytest.fixture(scope="module")
-def ready(inputs):
-    model = load_model(inputs / "tiny", NumericContract("bf16", threads=1))
-    contract = Contract.load(inputs / "tiny")
-    task = Task("t", TASK["question"], tuple(TASK["choices"]), "C")
-    return model, task, State.prompt(contract, task.question, task.choices)
-
-
-def run_row(ready) -> dict:
-    model, task, prompt = ready
-    nothing = Saving(Path(), False, frozenset(), None, None)
-    return matrix.matrix_row(model, task, prompt, 0, Progress(1, 0, quiet=True), nothing)
-
-
-def test_gates_pass_and_each_gate_fails_on_its_own_defect(ready, monkeypatch):
-    assert run_row(ready)["passed"]
-    suffix = matrix.greedy_suffix
-
-    def late_token(model, boundary):
-        found = suffix(model, boundary)
-        late_token.calls += 1
-        if late_token.calls != 2:  # the live replica's
-            return found
-        return dataclasses.replace(found, tokens=(*found.tokens[:-2], found.tokens[-2] ^ 1, found.tokens[-1]))
-
-    late_token.calls = 0
-    monkeypatch.setattr(matrix, "greedy_suffix", late_token)
-    row = run_row(ready)
-    assert not row["gates"]["replica_live"] and row["gates"]["replica_prefill"] and not row["passed"]
-
-    def first_token(model, boundary) -> Suffix:
-        found = suffix(model, boundary)
-        return dataclasses.replace(found, tokens=(found.tokens[0] ^ 1, *found.tokens[1:]))
-
-    monkeypatch.setattr(matrix, "greedy_suffix", first_token)
-    assert not run_row(ready)["gates"]["argmax"]
-    monkeypatch.setattr(matrix, "greedy_suffix", suffix)
-
-    def shared(model, prompt, **options):
-        live = build_live(model, prompt, **options)
-        return dataclasses.replace(live, rebuild=lambda: live)  # the "replica" is the boundary itself
-
-    monkeypatch.setattr(matrix, "build_live", shared)
-    row = run_row(ready)
-    assert not row["gates"]["storage_disjoint"] and row["gates"]["replica_live"]
-
-    def flipped(model, prompt, **options):
-        live = build_live(model, prompt, **options)
-
-        def replica():
-            copy = dataclasses.replace(live, cache=live.cache.copy(), logits=live.logits.clone())
-            with torch.inference_mode():
-                bits(copy.cache.values(1))[:, 0, 3, 5] ^= 1
-            return copy
-
-        return dataclasses.replace(live, rebuild=replica)
-
-    monkeypatch.setattr(matrix, "build_live", flipped)
-    row = run_row(ready)
-    assert not row["gates"]["replica_live"] and row["gates"]["storage_disjoint"]
-
-
-def test_a_gate_that_fails_ends_the_run_with_code_3(inputs, tmp_path):
-    script = "import experiments.matrix as m\nm.replica_exact = lambda left, right: left.name != 'prefill'\nm.main()\n"
-    for preflight, rows in ((2, 1), (0, ROWS)):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                script,
-                *map(str, arguments(inputs, "--preflight", preflight, "--out", f"p{preflight}")),
-            ],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 3, done.stderr
-        assert (tmp_path / f"p{preflight}/rows.jsonl").read_bytes().count(b"\n") == rows
-    assert "gates FAILED on 5 rows" in done.stdout
-    assert "GATES FAILED" in (tmp_path / "p0/report.md").read_text()
-
-
-def test_copies_that_disagree_fail_the_row_closed(inputs, tmp_path):
-    script = (
-        "import experiments.matrix as m\n"
-        "import torch\n"
-        "build = m.build_prefill\n"
-        "def broken(model, state, **options):\n"
-        "    boundary = build(model, state, **options)\n"
-        "    with torch.inference_mode():\n"
-        "        boundary.cache.keys(2)[1, 0, 0, 0] += 1\n"
-        "    boundary.cache.require_equal_copies()\n"
-        "    return boundary\n"
-        "m.build_prefill = broken\n"
-        "m.main()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments(inputs, "--out", "run"))],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 3
-    assert "preflight failed: row t000: cache layer 2 key: the physical copies differ in bits" in done.stdout

@@ -12,9 +12,10 @@ import pytest
 
 from cache import build_live, build_prefill
 from decode import Contract, State, greedy_suffix
+from experiments.harness.arms import Arm, replica_exact
 from experiments.harness.canonical import seal
 from experiments.harness.progress import Progress
-from experiments.harness.rows import Arm, replica_exact, row_entry
+from experiments.harness.rows import row_entry
 from experiments.harness.saving import Saving
 from experiments.harness.tasks import load_tasks
 from experiments.matrix import ARMS, PAIRS, matrix_row

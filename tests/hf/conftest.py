@@ -7,6 +7,7 @@ import pytest
 from minimodel.decoder import Decoder
 from minimodel.load import load_model
 from minimodel.numerics import DTYPES, NumericContract
+from tests.experiments.commands import write_tasks
 from tests.hf import versions
 from tests.hf.inputs import CONTENT, CONTRACT, WIDE, Request, six_blocks
 from tests.hf.reference import Reference
@@ -14,6 +15,10 @@ from tests.hf.runs import Run, run_ours, run_theirs
 from tests.tiny import write_checkpoint
 
 CONSTRUCTIONS = ("prefill", "incremental", "chunks")
+ROWS = 2
+# a random model hardly ever closes a block by itself: the caps set the lengths, and a prefix of 160 tokens is long
+# enough for the SDPA kernels to differ in BF16
+SHORT = {"caps": {"branch": 24, "merge": 20, "answer": 6}}
 
 
 def numeric(dtype: str, kernel: str = "", threads: int = 1) -> NumericContract:
@@ -37,6 +42,15 @@ def directory(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stock(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another without role table and contract."""
     return write_checkpoint(tmp_path_factory.mktemp(f"stock-{dtype}") / "checkpoint", DTYPES[dtype], seed=7, stock=True)
+
+
+@pytest.fixture(scope="session")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with short blocks and its tasks, for recordings, which go beside them."""
+    root = tmp_path_factory.mktemp("record")
+    write_checkpoint(root / "checkpoint", seed=3, config=WIDE, contract=SHORT)
+    write_tasks(root / "tasks.jsonl", ROWS)
+    return root
 
 
 @pytest.fixture(scope="session")

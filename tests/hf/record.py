@@ -15,12 +15,13 @@ import click
 from cache.storage import Provenance
 from decode.contract import Contract
 from decode.state import State
+from experiments.harness.arms import Arm, replica_exact
 from experiments.harness.exits import run_command
 from experiments.harness.manifest import build_manifest
 from experiments.harness.markdown import closing_line
 from experiments.harness.options import dtype_option
 from experiments.harness.progress import Progress
-from experiments.harness.rows import Arm, replica_exact, row_entry
+from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.saving import Saving, saving_options
 from experiments.harness.tasks import Task, load_tasks, prompt_states

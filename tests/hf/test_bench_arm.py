@@ -11,7 +11,7 @@ from decode.contract import Contract
 from decode.stepper import Stepper
 from experiments import benchmark
 from experiments.benchmarking.arms import open_ours, open_reference
-from experiments.benchmarking.measures import digest, prefilled
+from experiments.benchmarking.bench import digest, prefilled
 from experiments.benchmarking.workload import Workload
 from minimodel.numbers import same_bits
 from minimodel.numerics import NumericContract

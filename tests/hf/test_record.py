@@ -5,47 +5,30 @@ from pathlib import Path
 
 import click
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 from cache.boundary import SCHEMA as BOUNDARY
 from cache.build import build_incremental
 from cache.storage import open_tensors
-from decode.greedy import RowFailure, greedy_suffix
+from decode.greedy import greedy_suffix
 from decode.state import State
 from experiments import crosscheck, matrix
+from experiments.harness.arms import Arm
 from experiments.harness.options import DEMO
-from experiments.harness.rows import Arm, row_entry
+from experiments.harness.rows import row_entry
 from experiments.harness.tasks import load_tasks
 from experiments.harness.trace import SCHEMA as TRACE
-from minimodel.decoder import Decoder
 from minimodel.load import load_model
 from minimodel.numbers import same_bits
-from tests.experiments.commands import write_tasks
-from tests.hf import record, recording, versions
-from tests.hf.conftest import numeric
-from tests.hf.inputs import WIDE
-from tests.hf.reference import Reference
-from tests.tiny import write_checkpoint
+from tests.hf import record, versions
+from tests.hf.conftest import ROWS, numeric
 
-ROWS = 2
-# a random model hardly ever closes a block by itself: the caps set the lengths, and a prefix of 160 tokens is long
-# enough for the SDPA kernels to differ in BF16
-CONTRACT = {"caps": {"branch": 24, "merge": 20, "answer": 6}}
 ARMS = ("live", "prefill")
 
 
 def call(main: click.Command, *arguments: object) -> Result:
     """A command in this process."""
     return CliRunner().invoke(main, [*map(str, arguments)])
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("record")
-    write_checkpoint(root / "checkpoint", seed=3, config=WIDE, contract=CONTRACT)
-    write_tasks(root / "tasks.jsonl", ROWS)
-    return root
 
 
 def inputs(study: Path, dtype: str, out: str, *more: object) -> list[object]:
@@ -138,16 +121,6 @@ def test_manifest_names_transformers_and_every_setting(theirs: Path, ours: Path,
         assert mine[key] == other[key], key
 
 
-@pytest.fixture(scope="module")
-def reference(study: Path) -> Reference:
-    return Reference(study / "checkpoint", torch.bfloat16)
-
-
-@pytest.fixture(scope="module")
-def model(study: Path) -> Decoder:
-    return load_model(study / "checkpoint", numeric("bf16"))
-
-
 def test_incremental_arms(study: Path, theirs: Path, dtype: str) -> None:
     """--incremental adds two arms and three comparisons, equal to those of our own incremental boundary."""
     done = call(record.main, *inputs(study, dtype, "incremental", "--incremental", "--limit", 1))
@@ -167,39 +140,6 @@ def test_incremental_arms(study: Path, theirs: Path, dtype: str) -> None:
     mine = row_entry(task, 0, boundary.state, arms, [("incremental", "incremental_replica")], {})
     for name, entry in mine["arms"].items():
         assert json.loads(json.dumps(entry)) == row["arms"][name]
-
-
-def test_no_arm_shares_memory_with_another(reference: Reference, model: Decoder, study: Path) -> None:
-    contract = record.Contract.load(study / "checkpoint")
-    live = recording.record_live(reference, State.prompt(contract, "Which?", ["a", "b"]))
-    recording.require_disjoint([live, recording.replica(live)])
-    with pytest.raises(RowFailure, match="storage of its own"):
-        recording.require_disjoint([live, live])
-
-
-def test_a_cache_written_by_a_continuation_fails_the_row(reference: Reference, study: Path) -> None:
-    contract = record.Contract.load(study / "checkpoint")
-    live = recording.record_live(reference, State.prompt(contract, "Which?", ["a", "b"]))
-    recording.record_suffix(reference, live)
-    with torch.inference_mode():
-        versions.keys_and_values(live.cache)[1][0][:, 0, 3, 5] += 1
-    with pytest.raises(RowFailure, match="expected the boundary's bits"):
-        recording.record_suffix(reference, live)
-
-
-@pytest.mark.parametrize("dtype_", [torch.bfloat16, torch.float32])
-def test_pick(dtype_: torch.dtype) -> None:
-    logits = torch.tensor([0.5, 2.0, 1.0, 2.0, 7.0], dtype=dtype_).expand(2, -1).contiguous()
-    eligible = torch.tensor([True, True, True, True, False])
-    assert recording.pick(logits, eligible) == (1, 0.0, 2.0), "a tie goes to the lowest id, eligibility comes first"
-    eligible[1] = False
-    assert recording.pick(logits, eligible) == (3, 1.0, 2.0)
-    unequal = logits.clone()
-    unequal[1, 0] = 0.75
-    with pytest.raises(RowFailure, match="physical copies differ"):
-        recording.pick(unequal, eligible)
-    with pytest.raises(RowFailure, match="NaN or infinity"):
-        recording.pick(torch.full((2, 5), float("nan"), dtype=dtype_), eligible)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,12 @@ ULPS = (0, 1, 2, 4)
 MANTISSA_BITS = {"bf16": 7, "fp16": 10, "fp32": 23}
 
 
-def causes_summary(rows: Sequence[Row], names: Sequence[str], panel: dict[str, Any]) -> dict[str, Any]:
+def causes_summary(
+    rows: Sequence[Row], names: Sequence[str], panel: dict[str, Any], alone: dict[str, Any]
+) -> dict[str, Any]:
     """`cells` {CELL: endpoints}, `verdicts` {DTYPE: {cache, suffix: {factor: {necessary, sufficient, evidence}}}},
-    `chunks` {CELL: {CHUNK: ...}}, `oracle` {CELL: ...}, `margins` {CELL: ...}. A dtype that lacks one of the four cells
-    which the rule reads has no verdict.
+    `chunks` {CELL: {CHUNK: ...}}, `oracle` {CELL: ...}, `margins` {CELL: ...}, `alone` (as given, of `causing.alone`).
+    A dtype that lacks one of the four cells which the rule reads has no verdict.
     """
     by_cell = {name: [row for row in rows if row["cell"] == name] for name in names}
     cells = {name: _cell(found, name) for name, found in by_cell.items()}
@@ -37,6 +39,7 @@ def causes_summary(rows: Sequence[Row], names: Sequence[str], panel: dict[str, A
                 name: _chunks(found) for name, found in by_cell.items() if any("chunks" in row for row in found)
             },
             "oracle": {name: _oracle(found) for name, found in by_cell.items()},
+            "alone": alone,
             "margins": {name: margins(found, name.split("/")[0]) for name, found in by_cell.items()},
         },
     )

@@ -1,12 +1,11 @@
-"""The sections on causes and carriers: crossed kernels, chunked prefill, distances to FP64, partial transplants."""
+"""The section on causes: crossed kernels, chunked prefill, queries alone, distances to FP64, margins."""
 
 from typing import TYPE_CHECKING, Any
 
-from experiments.harness.causes_rules import ULPS
+from experiments.causing.rules import ULPS
 from experiments.harness.markdown import number, rate
 from experiments.reporting.document import Block, Figure, Table, table
-from experiments.reporting.drawing import colour, decades, figure, legend, line_look
-from experiments.reporting.grids import box, plain
+from experiments.reporting.drawing import decades, figure, legend, line_look
 from experiments.reporting.runs import Run
 from experiments.reporting.values import scalar, words
 
@@ -14,16 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FACTORS = ("attention", "linear")
-SIDES = ("donor", "recipient", "neither")
-NUMBERED = 14  # cells in a row of a map that still have room for a number
-# rows of the carrier map: (site name around the layer or count, label)
-MAP = (
-    ("layer_{}_keys", "K of layer i"),
-    ("layer_{}_values", "V of layer i"),
-    ("layer_{}", "layer i"),
-    ("first_{}", "first i layers"),
-    ("last_{}", "last i layers"),
-)
 
 
 def causes_blocks(run: Run, summary: dict[str, Any]) -> list[Block]:
@@ -33,7 +22,7 @@ def causes_blocks(run: Run, summary: dict[str, Any]) -> list[Block]:
         blocks.append(verdicts_table(run, summary))
     if summary["chunks"]:
         blocks.append(chunks_figure(f"{run.anchor}-chunks", summary["chunks"]))
-    return [*blocks, oracle_table(run, summary), margins_table(run, summary)]
+    return [*blocks, alone_table(run, summary), oracle_table(run, summary), margins_table(run, summary)]
 
 
 def cells_table(run: Run, summary: dict[str, Any]) -> Table:
@@ -67,6 +56,24 @@ def verdicts_table(run: Run, summary: dict[str, Any]) -> Table:
                 line += [scalar(one["sufficient"]), scalar(one["necessary"]), f"{len(one['differs_alone'])} rows"]
             lines.append(line)
     return table(f"Which default kernel is sufficient, which necessary, {run.name}", header, lines)
+
+
+def alone_table(run: Run, summary: dict[str, Any]) -> Table:
+    """The kernels away from the model: how many of a call's queries have other bits when each comes alone."""
+    alone = summary.get("alone", {})
+    operations = list(dict.fromkeys(name for found in alone.values() for name in found))
+    lines = [
+        [
+            name,
+            *(f"{found[name]['differing']}/{found[name]['rows']}" if name in found else "" for found in alone.values()),
+        ]
+        for name in operations
+    ]
+    return table(
+        f"Queries with other bits alone than in one call, random inputs, {run.name}",
+        ["attention", *alone],
+        lines,
+    )
 
 
 def oracle_table(run: Run, summary: dict[str, Any]) -> Table:
@@ -133,61 +140,4 @@ def chunks_figure(name: str, chunks: dict[str, dict[str, Any]]) -> Figure:
         "incremental construction, and an invariant kernel stays exact.",
         f"Lines over chunk sizes. {ends}.",
         table("Relative L2 by chunk size", ["tokens a call", *values], lines),
-    )
-
-
-def carrier_blocks(run: Run, summary: dict[str, Any]) -> list[Block]:
-    """The maps of both directions, every site with its intervals, and the smallest ranges."""
-    directions = list(next(iter(summary["sites"].values()), {}))
-    header = ["site", *(f"{words(d)}: {side}" for d in directions for side in SIDES)]
-    lines = [
-        [words(site), *(rate(counts[d][side]) for d in directions for side in SIDES)]
-        for site, counts in summary["sites"].items()
-    ]
-    ends = [
-        [f"{end} k layers", words(direction), ", ".join(scalar(k) for k in found)]
-        for end, by_direction in summary["smallest"].items()
-        for direction, found in by_direction.items()
-    ]
-    return [
-        *(
-            carrier_figure(f"{run.anchor}-{number}", direction, summary["sites"])
-            for number, direction in enumerate(directions)
-        ),
-        table(f"Whose suffix follows a partial transplant, {run.name}", header, lines),
-        table("Fewest layers that give the donor's suffix", ["range", "direction", "k, one a row"], ends),
-    ]
-
-
-def carrier_figure(name: str, direction: str, sites: dict[str, Any]) -> Figure:
-    """The share of rows that follow the donor, by layer and by what of it was transplanted."""
-    depth = sum(site.startswith("layer_") and site.count("_") == 1 for site in sites)
-    grid = [
-        (label, [sites.get(pattern.format(i), {}).get(direction, {}).get("donor") for i in range(depth)])
-        for pattern, label in MAP
-    ]
-
-    def draw(axes: "Axes") -> None:
-        for y, (_, cells) in enumerate(grid):
-            for x, cell in enumerate(cells):
-                if cell and cell["rate"] is not None:
-                    box(axes, x, y, 1, 1, colour("first"), 0.06 + 0.6 * cell["rate"])
-                    if depth <= NUMBERED:
-                        axes.text(x + 0.5, y + 0.5, str(cell["count"]), ha="center", va="center", fontsize=9)
-        step = max(1, depth // 12)
-        axes.set_xticks([i + 0.5 for i in range(0, depth, step)], [str(i) for i in range(0, depth, step)])
-        axes.set_yticks([y + 0.5 for y in range(len(grid))], [label for label, _ in grid])
-        axes.set_xlabel("i")
-        plain(axes, depth, len(grid))
-
-    lines = [[label, *(rate(cell) if cell else "" for cell in cells)] for label, cells in grid]
-    most = {label: max((cell["count"] for cell in cells if cell), default=0) for label, cells in grid}
-    told = ", ".join(f"{label} {count}" for label, count in most.items())
-    return figure(
-        name,
-        2.5,
-        draw,
-        f"{words(direction)}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more.",
-        f"A map of layers against parts. Most rows that follow the donor: {told}.",
-        table(f"Rows that follow the donor, {words(direction)}", ["part", *(str(i) for i in range(depth))], lines),
     )

@@ -1,20 +1,14 @@
-"""Our finished runs in the columns of the paper's released ledgers, so that its analyser, and ours, can read them.
+"""Each ledger's line in the release's columns (the release "stage-replay-artifacts" v1.0.0).
 
-Columns and file names: the release "stage-replay-artifacts" v1.0.0. What ours has no word for takes the release's
-meaning: `source_row_sha256` is the digest of our ledger's row, `trace_equal` that the whole suffixes are equal,
-`all_48_...` that every layer is, `checkpoint_alias` C0 for the transplants and C1 for the replication.
+What ours has no word for takes the release's meaning: `source_row_sha256` is the digest of our ledger's row,
+`trace_equal` that the whole suffixes are equal, `all_48_...` that every layer is, `checkpoint_alias` C0 for the
+transplants and C1 for the replication.
 """
 
-import csv
-import io
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from experiments.harness.ledger import write_whole
-from experiments.harness.rundir import open_finished
 from experiments.harness.six_arms import INTO_INCREMENTAL, INTO_PREFILL, donor_rows
-from minimodel.errors import InputError, refuse
 
 Row = dict[str, Any]
 Line = dict[str, object]
@@ -164,50 +158,3 @@ FILES: dict[str, tuple[str, Callable[[Row, str], Line]]] = {
     ),
     "batch_control": ("stock_qwen_control.csv", lambda row, _: control_line(row)),
 }
-
-
-def export_runs(runs: Sequence[Path], directory: Path) -> list[tuple[Path, int]]:
-    """Writes `directory`/data/*.csv and returns each file with its number of rows. Runs of one experiment in several
-    precisions share a file. InputError for a run that is unfinished, failed a gate, or has no ledger in the release.
-    """
-    files: dict[str, list[Line]] = {}
-    for path in runs:
-        manifest, rows, summary = open_finished(path)
-        if manifest["experiment"] not in FILES:
-            raise refuse(f"{path}: experiment", f"one of {' '.join(FILES)}", manifest["experiment"])
-        if not summary["passed"]:
-            raise InputError(
-                f"{path}: expected a run whose gates all passed, found {len(summary['failed_rows'])} failed"
-            )
-        name, line = FILES[manifest["experiment"]]
-        found = [line(row, row.get("dtype", manifest["numeric"][0]["dtype"])) for row in rows]
-        files.setdefault(name, []).extend(found)
-        _require_once(path, files[name])
-    (directory / "data").mkdir(parents=True, exist_ok=True)
-    for name, lines in files.items():
-        write_whole(directory / "data" / name, _csv(lines))
-    return [(directory / "data" / name, len(lines)) for name, lines in files.items()]
-
-
-def _require_once(path: Path, lines: Sequence[Line]) -> None:
-    seen: set[tuple[object, object]] = set()
-    for line in lines:
-        key = (line.get("precision"), line["row_id"])
-        if key in seen:
-            raise refuse(f"{path}: exported rows", "each row of a precision once", key[1])
-        seen.add(key)
-
-
-def _csv(lines: Sequence[Line]) -> str:
-    """CSV in the release's spelling: true and false, an empty cell for none, floats in full, CRLF."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\r\n")
-    writer.writeheader()
-    writer.writerows({key: _text(value) for key, value in line.items()} for line in lines)
-    return buffer.getvalue()
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.harness.markdown import rate, run_head, table
+from experiments.harness.markdown import paragraphs, rate, run_head, table
 from experiments.harness.panel import panel_counts, shortfall
 from experiments.harness.summary import run_summary
 from stats.intervals import Z_TRANSPLANT, wilson
@@ -60,7 +60,7 @@ def carrier_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
         table(header, body),
         table(["smallest layer range that gives the donor's suffix", "direction", "k, one a row"], ends),
     ]
-    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    return paragraphs(parts)
 
 
 def _directions(summary: dict[str, Any]) -> list[str]:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from experiments.harness.causes_rules import ULPS
-from experiments.harness.markdown import number, rate, run_head, table
+from experiments.causing.rules import ULPS
+from experiments.harness.markdown import number, paragraphs, rate, run_head, table
 from experiments.harness.panel import shortfall
 
 CELL_HEADER = ["cell", "cache exact", "first difference", "relative L2", "suffix", "answer", "correct"]
@@ -26,10 +26,11 @@ def causes_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
         "## Cells\n\n" + _cells(summary["cells"]),
         "## Which kernel causes the difference\n\n" + _verdicts(summary["verdicts"]) if summary["verdicts"] else "",
         "## Prefill in chunks against incremental\n\n" + _chunks(summary["chunks"]) if summary["chunks"] else "",
+        "## One query alone against all in one call\n\n" + _alone(summary["alone"]),
         "## Distance to FP64\n\n" + _oracle(summary["oracle"]),
         "## Margins at the first divergence\n\n" + _margins(summary["margins"]),
     ]
-    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    return paragraphs(parts)
 
 
 def _cells(cells: dict[str, Any]) -> str:
@@ -74,6 +75,15 @@ def _chunks(chunks: dict[str, Any]) -> str:
         for chunk, c in curve.items()
     ]
     return table(["cell", "chunk", "exact", "share of elements", "relative L2"], rows)
+
+
+def _alone(alone: dict[str, Any]) -> str:
+    rows = [
+        (dtype, operation, f"{count['differing']}/{count['rows']}")
+        for dtype, operations in alone.items()
+        for operation, count in operations.items()
+    ]
+    return table(["dtype", "attention, on random inputs", "queries with other bits alone"], rows)
 
 
 def _oracle(oracle: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from experiments.harness.causes_rules import margins, ulp, verdict
+from experiments.causing.rules import margins, ulp, verdict
 
 CELLS = {
     (True, True): "bf16/repeat_kv/plain",

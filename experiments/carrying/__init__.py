@@ -1,0 +1,1 @@
+"""Where `experiments.carrier` transplants, and its tables."""

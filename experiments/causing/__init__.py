@@ -1,0 +1,1 @@
+"""What `experiments.causes` says of its cells: the rule, the distance to FP64, the tables."""

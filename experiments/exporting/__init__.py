@@ -1,0 +1,1 @@
+"""Our ledgers in the columns of the paper's release."""

@@ -1,0 +1,82 @@
+"""A boundary: its replicas are isolated, continuations leave it alone, and nothing beyond its end is read."""
+
+from itertools import permutations
+
+import pytest
+import torch
+
+from cache import Boundary, KVCache, transplant
+from cache.digest import cache_sha256
+from cache.isolation import disjoint
+from decode import RowFailure, greedy_suffix
+from tests.cache.boundaries import equal
+from tests.conftest import Three
+from tests.helpers import refused
+
+
+def test_replicas_are_equal_and_isolated(three: Three) -> None:
+    for boundary in (three.live, three.incremental, three.prefill):
+        replica = boundary.replica()
+        assert equal(boundary, replica) and replica.state == boundary.state
+        assert disjoint(boundary.tensors(), replica.tensors())
+        assert replica.record is not boundary.record and replica.record.sha256() == boundary.record.sha256()
+
+
+def test_a_prefill_replica_is_a_second_call_and_the_others_are_copies(three: Three) -> None:
+    calls: list[str] = []
+    own = three.model.embed
+
+    def counted(input_ids: torch.Tensor, roles: torch.Tensor | None) -> torch.Tensor:
+        calls.append(str(tuple(input_ids.shape)))
+        return own(input_ids, roles)
+
+    three.model.embed = counted  # type: ignore[method-assign]
+    try:
+        three.live.replica(), three.incremental.replica()
+        assert calls == []
+        replica = three.prefill.replica()
+        assert calls == [str((2, len(three.live.state)))]
+    finally:
+        del three.model.embed
+    written = three.prefill.replica()
+    with torch.inference_mode():
+        written.cache.keys(0).zero_()
+    assert (
+        equal(replica, three.prefill) and equal(written.replica(), three.prefill) and not equal(written, three.prefill)
+    )
+
+
+def test_continuations_leave_the_boundary_alone_and_do_not_depend_on_their_order(three: Three) -> None:
+    """huggingface/transformers 37078, 32929 (case 15)."""
+    before = three.hashes()
+    continued = [three.prefill, three.incremental, transplant(recipient=three.prefill, donor=three.incremental)]
+    alone = [greedy_suffix(three.model, boundary) for boundary in continued]
+    for order in permutations(range(3)):
+        results = {index: greedy_suffix(three.model, continued[index]) for index in order}
+        assert [results[index] for index in range(3)] == alone
+        assert three.hashes() == before
+    with refused("capacity"):  # the control: a boundary is compact, so that nothing can grow it in place
+        three.prefill.cache.append(0, three.prefill.cache.keys(0), three.prefill.cache.values(0))
+    written = three.prefill.cache.copy()
+    written.values(2)[:, :, 3] = 1.0
+    assert cache_sha256(written) != before[2][0]
+
+
+def test_slots_beyond_the_boundary_do_not_matter(three: Three) -> None:
+    """A longer working copy whose free slots hold NaN gives the same suffix: they are never read."""
+    suffix = greedy_suffix(three.model, three.live)
+
+    class Dirty(KVCache):
+        def copy(self, capacity: int | None = None) -> KVCache:
+            other = super().copy(capacity)
+            for tensor in (*other._keys, *other._values):
+                tensor[:, :, len(other) :] = float("nan")
+            return other
+
+    cache = three.live.cache.copy()
+    cache.__class__ = Dirty
+    dirty = Boundary("live", three.live.state, cache, three.live.logits, three.live.record)
+    assert greedy_suffix(three.model, dirty) == suffix
+    cache.values(2)[:, :, 3] = float("nan")
+    with pytest.raises(RowFailure):
+        greedy_suffix(three.model, dirty)

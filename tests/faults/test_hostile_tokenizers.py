@@ -1,0 +1,76 @@
+"""Hostile tokenizers and delimiters: refused by the part that is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from decode import Contract
+from decode.text import load_tokenizer
+from minimodel.files import parse_json
+from tests.faults.conftest import Small
+from tests.helpers import edit_json, refused
+
+PARTS = {
+    "a chain that makes gigabytes of one letter": (
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}] * 40,
+            }
+        },
+        "normalizer: expected a part of byte-level BPE",
+    ),
+    "a part whose file panics the library": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        "not a tokenizer (Precompiled",
+    ),
+    "a part that panics in use": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "pre_tokenizer: expected"),
+    "a part that loses text": ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer: expected"),
+    "a decoder that panics": (
+        {"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 9}},
+        "decoder: expected",
+    ),
+    "another model": (
+        {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "added_tokens": []},
+        "model: expected BPE",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_tokenizers_of_another_kind_are_refused_by_their_part(small: Small, tmp_path: Path, kind: str) -> None:
+    mine = small.copy(tmp_path)
+    change, message = PARTS[kind]
+    edit_json(mine.checkpoint / "tokenizer.json", **change)
+    with refused("tokenizer.json", message):
+        Contract.load(mine.checkpoint)
+
+
+def test_a_tokenizer_that_drops_merges_at_random_is_refused(small: Small, tmp_path: Path) -> None:
+    """BPE dropout would give one text other tokens on every run."""
+    mine = small.copy(tmp_path)
+    path = mine.checkpoint / "tokenizer.json"
+    model = parse_json(path.read_bytes(), path)["model"]
+    edit_json(path, model={**model, "dropout": 0.0})
+    load_tokenizer(path)
+    edit_json(path, model={**model, "dropout": 0.5})
+    with refused("tokenizer.json: model dropout", "0.5"):
+        Contract.load(mine.checkpoint)
+
+
+def test_a_regular_expression_without_end_is_refused_per_row(small: Small, tmp_path: Path) -> None:
+    """The library panics when its search gives up; that is one line too."""
+    mine = small.copy(tmp_path)
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    edit_json(mine.checkpoint / "tokenizer.json", pre_tokenizer=split)
+    codec = Contract.load(mine.checkpoint).codec
+    with refused("text: the tokenizer cannot encode it", "retry-limit"):
+        codec.encode("x" * 60)
+
+
+def test_a_delimiter_that_is_no_text_is_refused(small: Small, tmp_path: Path) -> None:
+    mine = small.copy(tmp_path)
+    names = [f"<|{name}|>" for name in ("prompt", "branch_1", "branch_2", "branch_3", "merge")]
+    edit_json(mine.checkpoint / "contract.json", delimiters={"open": ["\ud800", *names]})
+    with refused("contract.json: delimiter '\\ud800'"):
+        Contract.load(mine.checkpoint)

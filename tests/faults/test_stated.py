@@ -1,0 +1,58 @@
+"""Faults that people met in public, with the inputs that they stated."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stats.intervals import mcnemar_exact
+from stats.scoring import extract_answer
+from tests.faults.conftest import CAPS, SMALL, Small
+from tests.helpers import random_tensor
+from tests.tiny import write_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("text", "choices", "answer"),
+    [
+        ("Answer: (B)", 4, "B"),  # 18: MMLU-Pro 7, simple-evals 33
+        ("The answer is **C**.", 4, "C"),
+        ("Answer might well be C.\nAnswer: C", 4, "C"),
+        ("A clean split is not possible here.", 4, None),
+        ("I checked it twice.", 4, None),
+        (r"\boxed{6,400}", 0, "6400"),  # 19: opencompass 2647, lm-evaluation-harness 2552
+        (r"\boxed{$7{,}250}", 0, "7250"),
+        ("$12,345.50.", 0, "12345.5"),
+        (r"\[ \boxed{17} \]", 0, "17"),
+        ("1,23", 0, None),
+        (r"\boxed{A} and \boxed{B}", 4, "B"),  # 20: open-instruct 1764
+        (r"\boxed{3} then \boxed{4} then \boxed{5", 0, "4"),
+        (r"\boxed{\text{C}}", 4, "C"),
+        (r"\boxed{\frac{1}{2", 0, None),
+    ],
+)
+def test_the_stated_answers(text: str, choices: int, answer: str | None) -> None:
+    assert extract_answer(text, choices) == answer
+
+
+def test_mcnemar_of_the_stated_pairs() -> None:
+    """evaluate 795 (case 21)."""
+    assert [mcnemar_exact(*pair) for pair in ((0, 0), (0, 6), (3, 8))] == [1.0, 0.03125, 0.2265625]
+
+
+def test_the_warning_about_a_head_beside_a_tied_flag_is_in_the_manifest(small: Small, tmp_path: Path) -> None:
+    """vllm-project/vllm 51665 (case 10): never dropped silently."""
+    mine = Small(tmp_path, small.tasks)
+    write_checkpoint(mine.checkpoint, config={**SMALL, "tie_word_embeddings": True}, contract={"caps": CAPS})
+    path = mine.checkpoint / "model.safetensors"
+    assert mine.run(tmp_path / "tied", "--limit", 1).code == 0
+    assert json.loads((tmp_path / "tied/manifest.json").read_text())["checkpoint_warnings"] == []
+    head = random_tensor(288, SMALL["hidden_size"], dtype=torch.bfloat16)
+    save_file({**load_file(path), "lm_head.weight": head}, path)
+    assert mine.run(tmp_path / "head", "--limit", 1).code == 0
+    [warning] = json.loads((tmp_path / "head/manifest.json").read_text())["checkpoint_warnings"]
+    assert "tie_word_embeddings is true" in warning and "the file's head is used" in warning
+    rows = [(tmp_path / name / "rows.jsonl").read_bytes() for name in ("tied", "head")]
+    assert rows[0] != rows[1]
