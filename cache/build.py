@@ -10,7 +10,7 @@ from cache.boundary import Boundary
 from cache.kv import KVCache
 from decode.greedy import generate, require_equal_copies
 from decode.state import State
-from decode.stepper import FunctionalRecord, Stepper, put_in_force
+from decode.stepper import FunctionalRecord, Stepper, make_ready
 from minimodel.decoder import Decoder, Observe
 from minimodel.errors import InputError, refuse
 from minimodel.roles import attention_mask
@@ -20,12 +20,13 @@ COPIES = 2  # the paper's physical batch: two duplicates of one problem
 
 @torch.inference_mode()
 def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
-    """Ordinary greedy generation from a prompt block to the boundary, its cache retained.
+    """Ordinary greedy generation from a prompt block to the boundary, its cache retained: moved, bit for bit, into
+    storage of its own length.
 
     The prompt, too, is consumed one token at a time: the paper finds live and incremental caches equal in every bit on
     all layers, which holds only if no part of the live path was a call of several tokens.
     """
-    put_in_force(model, prompt.contract.rules)
+    make_ready(model, prompt.contract.rules)
     if len(prompt) < 2 or prompt.structure.block != 1 or prompt.structure.open:
         raise InputError("live: expected a state that ends with the prompt's closing delimiter")
     stepper = _stepper(model, prompt.contract.prefix_limit(len(prompt)), copies)
@@ -87,7 +88,7 @@ def _stepper(model: Decoder, capacity: int, copies: int) -> Stepper:
 
 
 def _require_boundary(model: Decoder, state: State) -> None:
-    put_in_force(model, state.contract.rules)
+    make_ready(model, state.contract.rules)
     if not state.structure.at_boundary:
         raise InputError("boundary: expected a state that ends with merge's opening delimiter")
     limit = model.config.max_position_embeddings

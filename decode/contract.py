@@ -1,6 +1,7 @@
 """The decoding contract of a checkpoint: delimiters, caps, eligibility, visibility, prompt template.
 
-Read from `contract.json` and `tokenizer.json`. Unknown keys are refused; absent keys take the paper's values.
+Read from `contract.json` and `tokenizer.json`. Unknown keys are refused; absent keys take this file's
+defaults, of which the caps are the paper's.
 """
 
 from dataclasses import dataclass, field
@@ -45,6 +46,10 @@ class Contract:
         """Reads and checks an adapted checkpoint's contract. For a stock one, InputError names the command to run."""
         directory = Path(directory)
         path = inside(directory, "contract.json")
+        if not directory.is_dir():
+            raise InputError(
+                f"{directory}: expected a checkpoint directory, found {'a file' if directory.exists() else 'nothing'}"
+            )
         if not path.exists():
             raise InputError(
                 f"{directory}: expected contract.json, found none: a stock checkpoint; adapt it with "
@@ -134,7 +139,8 @@ def _template(raw: Any, where: str) -> str:
 
 
 def _ordinary(codec: TextCodec, delimiters: list[int], ineligible: Any, vocab_size: int, where: str) -> Tensor:
-    """Defined ids, less delimiters, less the other special tokens (or the contract's own list in their place)."""
+    """Defined ids, less delimiters, less the other special tokens. A contract's `ineligible_ids` takes the place of the
+    last: an empty list makes them eligible."""
     if ineligible is not None and (
         not isinstance(ineligible, list) or any(type(i) is not int or not 0 <= i < vocab_size for i in ineligible)
     ):

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from decode.contract import Contract
 from decode.state import State, content_of
-from decode.stepper import FunctionalRecord, Stepper, put_in_force
+from decode.stepper import FunctionalRecord, Stepper, make_ready
 from decode.structure import Structure, advance, forced
-from minimodel.decoder import Cache, Decoder, Observe
+from minimodel.decoder import Decoder, Observe
 from minimodel.numbers import bits
 from minimodel.roles import ANSWER, MERGE
 
@@ -144,7 +144,7 @@ def greedy_suffix(model: Decoder, boundary: BoundaryLike) -> Suffix:
     """
     state = boundary.state
     contract = state.contract
-    put_in_force(model, contract.rules)
+    make_ready(model, contract.rules)
     capacity = len(state) + contract.suffix_limit()
     cache = boundary.cache.copy(capacity)
     stepper = Stepper(model, cache, cache.batch, capacity)
@@ -159,6 +159,3 @@ def greedy_suffix(model: Decoder, boundary: BoundaryLike) -> Suffix:
         answer=content_of(contract, out.tokens, ANSWER, first_open=False),
         functional_sha256=stepper.record.sha256(),
     )
-
-
-__all__ = ["Cache", "Generated", "Observe", "RowFailure", "Suffix", "choose", "generate", "greedy_suffix"]

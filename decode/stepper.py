@@ -12,7 +12,8 @@ from minimodel.roles import NUM_ROLES, RoleRules, visibility_tensor
 
 
 class FunctionalRecord:
-    """An injective digest of what a construction showed the decoder: per slot token, role, position and visible keys.
+    """The SHA-256 of all that a construction showed the decoder: token, role, position and visible keys of every slot,
+    encoded so that no two histories look alike.
 
     Live, incremental and prefill each fill one from the arrays that they really pass, so that equal digests mean one
     functional state, whatever code prepared it.
@@ -88,7 +89,7 @@ class Stepper:
         )
 
 
-def put_in_force(model: Decoder, rules: RoleRules) -> None:
+def make_ready(model: Decoder, rules: RoleRules) -> None:
     """Puts the model's numeric contract in force, whatever the process did since it was loaded.
 
     InputError when a state's contract reads roles otherwise than the model that should run it.

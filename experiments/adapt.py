@@ -106,7 +106,7 @@ def _role_table(choices: Choices, hidden_size: int, dtype: str) -> Any:
 
 
 def _contract(base: Path, choices: Choices) -> dict[str, Any]:
-    """The base's own contract.json where a role table is only converted, else the paper's values and the options."""
+    """The base's own contract.json where a role table is only converted, else the defaults and the options."""
     path = inside(base, CONTRACT)
     if path.exists():
         if choices.role_table is None:

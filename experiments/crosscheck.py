@@ -7,7 +7,10 @@ step in forward order with both values, and the named attention kernel under whi
 Exit code 0: equal. 2: the two cannot be compared (another checkpoint, contract, dtype or token list), or bad input.
 3: different.
 
-    python -m experiments.crosscheck runs/matrix-bf16 runs/transformers-bf16
+    python -m experiments.crosscheck runs/ours runs/theirs
+
+where `experiments.matrix --kernels packed_gqa` made the first and `tests.hf.record`, with transformers 5.23 or later,
+the second; earlier releases have the bits of `--kernels repeat_kv`.
 """
 
 import json
@@ -117,7 +120,7 @@ def print_report(report: dict[str, Any], quiet: bool) -> None:
     """The report as lines: environment, rows, explanations, verdict."""
     click.echo(f"A: {report['left']}\nB: {report['right']}")
     for line in report["environment"]:
-        click.echo(f"environment: {line}")
+        click.echo(f"environment: {line.removeprefix('environment.')}")
     explained = report["findings"]
     for row in report["rows"]:
         if row["equal"]:

@@ -45,6 +45,7 @@ def matrix_row(
     prefill = build_prefill(model, live.state, observe=saving.observe(task.id, "prefill"))
     saving.write(task.id, "live", live)
     saving.write(task.id, "prefill", prefill)
+    # a live boundary's replica is a copy; a prefill's is a second call of the model
     boundaries = dict(zip(ARMS, (live, live.replica(), prefill, prefill.replica())))
     arms = continued(model, boundaries, progress)
     gates = {"replica_live": replica_exact(arms[0], arms[1]), "replica_prefill": replica_exact(arms[2], arms[3])}
@@ -52,7 +53,7 @@ def matrix_row(
 
 
 def matrix_summary(dtype: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The endpoints of live against prefill. Streams of the paper's plan: BF16 0, FP32 1; other dtypes take FP32's."""
+    """The endpoints of live against prefill. Bootstrap streams of the paper's plan: BF16 0, all others FP32's, 1."""
     stream = STREAMS["matched_bf16" if dtype == "bf16" else "matched_fp32"]
     return run_summary("matrix", dtype, rows, pair_summary(rows, "live", "prefill", stream))
 
@@ -77,7 +78,8 @@ def open_saving(session: Session, out: Path, boundaries: bool, traced: tuple[str
 def _unwritten(out: Path, missing: list[str]) -> list[str]:
     if not missing:
         return []
-    return [f"{out}: {missing[0]} and {len(missing) - 1} more were not written: their rows were kept from before"]
+    more = f" and {len(missing) - 1} more were" if len(missing) > 1 else " was"
+    return [f"{out}: {missing[0]}{more} not written, the rows being kept from before; use --fresh or another --out"]
 
 
 @click.command(help=__doc__)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.exits import DONE, INTERRUPTED, run_command
+from experiments.harness.exits import BAD_INPUT, DONE, INTERRUPTED, run_command
 from experiments.harness.options import DEMO, numeric_options
 from experiments.harness.rundir import SUMMARY
 from minimodel.files import read_json_object
@@ -153,6 +153,8 @@ def _timed(step: Step, times: list[tuple[str, float]]) -> int:
 
 def _stopped(step: Step, code: int) -> int:
     click.echo(f"the study stopped: {step.title} ended with code {code}", err=True)
+    if code == BAD_INPUT:
+        click.echo("a study with other options wants another --out", err=True)
     return code
 
 

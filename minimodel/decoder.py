@@ -58,9 +58,9 @@ class Decoder:
 
     weights: the checkpoint's own names (`model.embed_tokens.weight` [V, E], `model.layers.0.self_attn.q_proj.weight`
     [H*D, E], ...), all in the contract's dtype, plus `role_embedding.weight` [rows, E] where the checkpoint has a role
-    table. Without `lm_head.weight` the head is tied to the embedding. Nothing is copied: parameters that require
-    gradients train. A layer runs where its weights lie; hidden states, mask and rotary tables move at each border
-    between devices, and a tied head that lies on another device than the embedding holds a copy.
+    table. Without `lm_head.weight` the head is tied to the embedding. The `plain` kernel copies nothing: parameters
+    that require gradients train. A layer runs where its weights lie; hidden states, mask and rotary tables move at each
+    border between devices, and a tied head that lies on another device than the embedding holds a copy.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class Decoder:
     ) -> Tensor:
         """input_ids, roles, position_ids int64 [B, T]; mask bool [B, 1, T, S]; cache of S - T tokens -> [B, T, E].
 
-        `roles` are raw roles 0-5, None exactly for a stock checkpoint. `mask` None means plain causal attention.
+        `roles` are raw roles 0-5, None exactly for a stock checkpoint. `mask` None means plain causal attention,
+        whatever the roles: who may see whom is the mask's alone (`roles.attention_mask`).
         Errors: InputError for a mask of another dtype or shape, and for roles without a role table or the reverse.
         """
         note = observe or _unobserved

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from minimodel.attention import ATTENTION_KERNELS
-from minimodel.errors import InputError, refuse
+from minimodel.errors import refuse
 from minimodel.linear import LINEAR_KERNELS
 from minimodel.process import in_force, put_in_force, wanted
 
@@ -125,7 +125,10 @@ def _check_device(names: str) -> None:
         if device.type not in ("cpu", "cuda"):
             raise refuse("device", "cpu, cuda or cuda:N", name)
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise InputError(f"device: expected one of {torch.cuda.device_count()} CUDA devices, found {name!r}")
+            devices = torch.cuda.device_count()
+            raise refuse(
+                "device", f"one of {devices} CUDA devices" if devices else "cpu, for there is no CUDA device", name
+            )
         kinds.add("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device))
     if len(kinds) > 1:  # one kernel name means other bits on another kind
         raise refuse("devices", "devices of one kind", ", ".join(sorted(kinds)))

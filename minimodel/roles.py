@@ -40,7 +40,7 @@ class RoleRules:
 
     @classmethod
     def from_contract(cls, raw: dict[str, Any], where: str = "contract.json") -> "RoleRules":
-        """Reads `role_offset` and `visibility` of a contract object; absent keys take the paper's values."""
+        """Reads `role_offset` and `visibility` of a contract object; absent keys take this file's."""
         offset = raw.get("role_offset", ROLE_OFFSET)
         if type(offset) is not int or not 0 <= offset <= 1 << 16:
             raise refuse(f"{where}: role_offset", "an integer from 0 to 65536", offset)

@@ -87,3 +87,4 @@ def step_from_kernels(finding: Finding, rerun: Rerun, construction: str, tokens:
     step, _, _ = first_step(mine, theirs, len(tokens), by_slot)
     if step is not None:
         finding.first, finding.exact_step = step, True
+        finding.notes.append("this step is of both sides computed again here")

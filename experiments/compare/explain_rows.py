@@ -34,6 +34,10 @@ def explain_row(left: Run, right: Run, row: str, rerun: Rerun | None) -> list[Fi
             _match_arms(finding, sides, rerun, arm, tokens)
             if moved:
                 step_from_kernels(finding, rerun, arm, tokens)
+        if moved and finding.first is None:
+            finding.notes.append(
+                "no saved tensors on both sides; new runs with --save-boundaries --trace ROW name the step"
+            )
         findings.append(finding)
     return findings
 
@@ -47,7 +51,6 @@ def _repeats(rows: tuple[dict[str, Any], dict[str, Any]], arm: str) -> bool:
 
 
 def _from_saved_files(finding: Finding, left: Run, right: Run, row: str, arm: str) -> None:
-    missing = []
     for folder in (TRACES, BOUNDARIES):
         paths = [run.path / folder / file_name(run.rows[row]["row"], arm) for run in (left, right)]
         if all(path.is_file() for path in paths):
@@ -56,10 +59,6 @@ def _from_saved_files(finding: Finding, left: Run, right: Run, row: str, arm: st
             if pair.first is not None:
                 finding.first, finding.exact_step = pair.first, folder == TRACES
                 return
-        else:
-            missing.append(folder)
-    if len(missing) == 2:
-        finding.notes.append("no saved tensors on both sides; run both with --save-boundaries and --trace ROW")
 
 
 def _suffix_notes(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:

@@ -44,7 +44,9 @@ def pair_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *(_scored_rows(summary) if "accuracy" in summary else []),
         (
             "first divergence, tokens after the boundary",
-            f"median {number(divergence['median'])}, range {number(divergence['min'])} to {number(divergence['max'])}",
+            f"median {number(divergence['median'], 4)}, range {divergence['min']} to {divergence['max']}"
+            if divergence["median"] is not None
+            else "no row diverges",
         ),
         ("boundary cache bit-exact", f"{drift['exact_rows']}/{n}"),
         ("boundary cache relative L2, median", number(drift["relative_l2_median"])),

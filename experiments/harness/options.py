@@ -85,13 +85,15 @@ KERNEL_OPTIONS = (
         "--attention",
         default="",
         type=click.Choice(["", *ATTENTION_KERNELS]),
-        help="Overrides the attention kernel of --kernels.",
+        metavar="KERNEL",
+        help=f"Overrides the attention kernel of --kernels. Of {', '.join(ATTENTION_KERNELS)}.",
     ),
     click.option(
         "--linear",
         default="",
         type=click.Choice(["", *LINEAR_KERNELS]),
-        help="Overrides the linear kernel of --kernels.",
+        metavar="KERNEL",
+        help=f"Overrides the linear kernel of --kernels. Of {', '.join(LINEAR_KERNELS)}.",
     ),
 )
 TASKS = click.option(

@@ -71,5 +71,6 @@ class Progress:
         eta = f"{spent / made * (self.total - self.done):.0f} s left" if made else "time left unknown"
         where = f" on {self.ranks} ranks; here" if self.ranks > 1 else ","
         pace = f"{self.tokens / spent:.0f} tokens/s"
-        line = f"{self.done}/{self.total} rows{where} {self._row} {self._arm}, {pace}, {eta}"
+        place = f"{self._row} {self._arm}".rstrip()
+        line = f"{self.done}/{self.total} rows{where} {place}, {pace}, {eta}"
         click.echo(f"\r\033[K{line}" if self._terminal else line, nl=not self._terminal, err=True)

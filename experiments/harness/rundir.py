@@ -155,7 +155,18 @@ def differing_fields(wanted: Any, found: Any, at: str = "") -> list[str]:
         return [line for i, (mine, theirs) in pairs for line in differing_fields(mine, theirs, f"{at}[{i}]")]
     if wanted == found and type(wanted) is type(found):
         return []
+    if isinstance(wanted, list) and isinstance(found, list):
+        return [f"{at}: {_lists(wanted, found)}"]
     return [f"{at}: expected {_short(wanted)}, found {_short(found)}"]
+
+
+def _lists(wanted: list[Any], found: list[Any]) -> str:
+    """Two different lists by their lengths and the first place where they part, which a long one's head would hide."""
+    lengths = f"expected {len(wanted)} entries, found {len(found)}"
+    for index, (mine, theirs) in enumerate(zip(wanted, found)):
+        if mine != theirs:
+            return f"{lengths}; entry {index}: expected {_short(mine)}, found {_short(theirs)}"
+    return lengths
 
 
 def _records(value: Any) -> bool:

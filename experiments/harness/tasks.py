@@ -86,7 +86,9 @@ def _parse(line: bytes) -> Task | str:
     except InputError as error:
         return str(error)
     if not isinstance(raw, dict) or set(raw) != KEYS:
-        return "expected an object with exactly id, question, choices, answer"
+        odd = sorted(set(raw) ^ KEYS)[0][:40] if isinstance(raw, dict) else None
+        found = type(raw).__name__ if odd is None else f"{'one more,' if odd in raw else 'none named'} {odd!r}"
+        return f"expected an object with exactly id, question, choices, answer, found {found}"
     for key in ("id", "question", "answer"):
         if not isinstance(raw[key], str) or not raw[key].strip():
             found = repr(raw[key][:40]) if isinstance(raw[key], str) else type(raw[key]).__name__

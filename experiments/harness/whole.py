@@ -8,7 +8,7 @@ from torch import Tensor
 from cache.kv import KVCache
 from decode.greedy import choose, generate
 from decode.state import State
-from decode.stepper import Stepper, put_in_force
+from decode.stepper import Stepper, make_ready
 from minimodel.decoder import Decoder
 
 
@@ -30,7 +30,7 @@ class Generation:
 def generate_whole(model: Decoder, prompt: State, copies: int) -> Generation:
     """Ordinary greedy generation from the prompt to the end of the answer. RowFailure when the copies disagree."""
     contract = prompt.contract
-    put_in_force(model, contract.rules)
+    make_ready(model, contract.rules)
     capacity = contract.prefix_limit(len(prompt)) + contract.suffix_limit()
     cache = KVCache.for_model(model, copies, capacity)
     stepper, hidden = Stepper(model, cache, copies, capacity), []

@@ -108,6 +108,11 @@ def test_a_stock_directory_names_the_command_that_adapts_it(stock_directory: Pat
         Contract.load(stock_directory)
 
 
+def test_what_is_no_directory_is_not_called_a_stock_checkpoint(tmp_path: Path) -> None:
+    with refused("missing", "expected a checkpoint directory, found nothing"):
+        Contract.load(tmp_path / "missing")
+
+
 def test_a_directory_is_read_whole(tiny_directory: Path) -> None:
     raw = json.loads((tiny_directory / "contract.json").read_text())
     assert Contract.load(tiny_directory) == read(tiny_directory, raw)

@@ -1,7 +1,8 @@
 """The retained-live matrix computed by transformers, written as the ledger that `experiments.matrix` writes.
 
 Same tasks, contract, structural mask, greedy rule and batch of two; embedding, decoder, DynamicCache and SDPA are
-transformers'. Hold the two runs against each other with `python -m experiments.crosscheck`.
+transformers'. Hold the two runs against each other with `python -m experiments.crosscheck`; transformers from 5.23 on
+has the bits of our `--kernels packed_gqa`, earlier releases those of `repeat_kv`.
 
     python -m tests.hf.record --dtype bf16 --out runs/transformers-bf16
 """

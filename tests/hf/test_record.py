@@ -1,6 +1,8 @@
 """The recorder on a small checkpoint: its ledger, boundaries and traces are ours byte for byte, and faults are not."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -20,6 +22,7 @@ from experiments.harness.tasks import load_tasks
 from experiments.harness.trace import SCHEMA as TRACE
 from minimodel.load import load_model
 from minimodel.numbers import same_bits
+from tests.experiments.commands import ROOT
 from tests.hf import record, versions
 from tests.hf.conftest import ROWS, numeric
 
@@ -146,7 +149,7 @@ def test_incremental_arms(study: Path, theirs: Path, dtype: str) -> None:
     "more, parts",
     [
         (("--trace", "nobody"), ("--trace", "'nobody'")),
-        (("--checkpoint", "nowhere"), ("nowhere", "contract.json")),
+        (("--checkpoint", "nowhere"), ("nowhere", "expected a checkpoint directory")),
         (("--tasks", "nothing.jsonl"), ("nothing.jsonl", "expected a file")),
         (("--devices", "cpu,cpu"), ("--device", "one device", "'cpu,cpu'")),
     ],
@@ -167,3 +170,12 @@ def test_demo_rows_are_ours(tmp_path: Path, dtype: str) -> None:
     assert call(record.main, *given, "--out", tmp_path / "theirs").exit_code == 0
     assert call(matrix.main, *given, "--out", tmp_path / "ours", "--kernels", kernel).exit_code == 0
     assert (tmp_path / "theirs" / "rows.jsonl").read_bytes() == (tmp_path / "ours" / "rows.jsonl").read_bytes()
+
+
+def test_without_transformers_the_recorder_says_what_to_install() -> None:
+    script = "import sys; sys.modules['transformers'] = None; import tests.hf.record"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "error: transformers: expected an installed release, found none; pip install -e '.[test]'"
+    ]

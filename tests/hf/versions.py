@@ -6,6 +6,7 @@ spelling of from_pretrained's dtype go by the version number.
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,11 @@ from minimodel.errors import InputError, refuse
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import: every model here is a local directory
 
-import transformers
+try:
+    import transformers
+except ImportError:
+    print("error: transformers: expected an installed release, found none; pip install -e '.[test]'", file=sys.stderr)
+    raise SystemExit(2) from None
 from transformers.models.qwen2 import modeling_qwen2
 
 INSTALLED: str = transformers.__version__

@@ -93,3 +93,12 @@ def test_differing_fields_name_every_leaf():
         "d: expected null, found 4",
     ]
     assert differing_fields({"a": 1}, {"a": True}) == ["a: expected 1, found true"]
+
+
+def test_a_longer_run_is_told_from_a_trial_of_its_first_rows():
+    trial = {"row_order": [f"demo-{i:03}" for i in range(4)]}
+    whole = {"row_order": [f"demo-{i:03}" for i in range(200)]}
+    assert differing_fields(whole, trial) == ["row_order: expected 200 entries, found 4"]
+    other = {"row_order": [*trial["row_order"][:3], "demo-007"]}
+    [line] = differing_fields(trial, other)
+    assert line == 'row_order: expected 4 entries, found 4; entry 3: expected "demo-003", found "demo-007"'
