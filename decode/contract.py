@@ -14,7 +14,7 @@ from torch import Tensor
 from decode.text import TextCodec
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
-from minimodel.files import inside, read_json_object
+from minimodel.files import checkpoint_directory, inside, read_json_object
 from minimodel.roles import NUM_ROLES, ROLE_NAMES, RoleRules
 
 SCHEMA = "stage-replay-contract-v1"
@@ -44,12 +44,8 @@ class Contract:
     @classmethod
     def load(cls, directory: str | Path) -> "Contract":
         """Reads and checks an adapted checkpoint's contract. For a stock one, InputError names the command to run."""
-        directory = Path(directory)
+        directory = checkpoint_directory(directory)
         path = inside(directory, "contract.json")
-        if not directory.is_dir():
-            raise InputError(
-                f"{directory}: expected a checkpoint directory, found {'a file' if directory.exists() else 'nothing'}"
-            )
         if not path.exists():
             raise InputError(
                 f"{directory}: expected contract.json, found none: a stock checkpoint; adapt it with "

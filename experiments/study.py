@@ -154,7 +154,7 @@ def _timed(step: Step, times: list[tuple[str, float]]) -> int:
 def _stopped(step: Step, code: int) -> int:
     click.echo(f"the study stopped: {step.title} ended with code {code}", err=True)
     if code == BAD_INPUT:
-        click.echo("a study with other options wants another --out", err=True)
+        click.echo("(where the run there was made under other options, give the study another --out)", err=True)
     return code
 
 

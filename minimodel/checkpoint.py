@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
-from minimodel.files import inside, read_json_object
+from minimodel.files import checkpoint_directory, inside, read_json_object
 from minimodel.roles import NUM_ROLES, RoleRules
 from minimodel.safetensors_file import TensorEntry, require_float, table_of_contents
 
@@ -38,10 +38,7 @@ def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
 
     `stock`: leave a role table and a contract aside, in whatever form they may be there.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
-        found = "a file" if directory.exists() else "nothing"
-        raise InputError(f"{directory}: expected a checkpoint directory, found {found}")
+    directory = checkpoint_directory(directory)
     config = ModelConfig.from_dict(read_json_object(inside(directory, CONFIG)), str(directory / CONFIG))
     tensors = _weights(directory)
     shapes = expected_shapes(config)

@@ -10,6 +10,14 @@ MAX_JSON_BYTES = 16 * 1024 * 1024  # parsed, the worst JSON takes fifty times it
 MAX_NAME_BYTES = 255  # what file systems allow
 
 
+def checkpoint_directory(directory: str | Path) -> Path:
+    """The path as given, where it is a directory; InputError otherwise."""
+    path = Path(directory)
+    if not path.is_dir():
+        raise InputError(f"{path}: expected a checkpoint directory, found {'a file' if path.exists() else 'nothing'}")
+    return path
+
+
 def inside(directory: Path, name: str) -> Path:
     """The path of `name` in `directory`, refused when it is not a plain name or leads outside (through a link, say)."""
     if not isinstance(name, str) or not _plain(name):

@@ -54,7 +54,7 @@ def rows_alone(config: ModelConfig, numeric: NumericContract, kernels: Sequence[
     inputs = Inputs.of(config, numeric)
     operations = {kernel: _kernel(kernel, inputs) for kernel in kernels}
     if "eager" in kernels:
-        operations |= _parts_of_eager(inputs)
+        operations |= parts_of_eager(inputs)
     return {name: _compared(operation) for name, operation in operations.items()}
 
 
@@ -74,7 +74,7 @@ def _kernel(name: str, x: Inputs) -> Operation:
     ).transpose(1, 2)
 
 
-def _parts_of_eager(x: Inputs) -> dict[str, Operation]:
+def parts_of_eager(x: Inputs) -> dict[str, Operation]:
     """Its steps as `minimodel.attention.eager` spells them; scores and weights are compared where the query may see."""
     groups = x.query.shape[1] // x.keys.shape[1]
     keys, values = repeat_heads(x.keys, groups), repeat_heads(x.values, groups)

@@ -24,8 +24,7 @@ def explain_row(left: Run, right: Run, row: str, rerun: Rerun | None) -> list[Fi
         sides = (mine["arms"][arm], theirs["arms"][arm])
         finding = Finding(arm)
         moved = any(sides[0][key] != sides[1][key] for key in ("cache_sha256", "logits_sha256"))
-        if moved:
-            _from_saved_files(finding, left, right, row, arm)
+        saved = moved and _from_saved_files(finding, left, right, row, arm)
         finding.notes += _suffix_notes(*sides)
         if not moved and not finding.notes:
             continue
@@ -34,7 +33,7 @@ def explain_row(left: Run, right: Run, row: str, rerun: Rerun | None) -> list[Fi
             _match_arms(finding, sides, rerun, arm, tokens)
             if moved:
                 step_from_kernels(finding, rerun, arm, tokens)
-        if moved and finding.first is None:
+        if moved and not saved and finding.first is None:
             finding.notes.append(
                 "no saved tensors on both sides; new runs with --save-boundaries --trace ROW name the step"
             )
@@ -50,15 +49,19 @@ def _repeats(rows: tuple[dict[str, Any], dict[str, Any]], arm: str) -> bool:
     return original != arm and all(one[key] == two.get(key) for one, two in pairs for key in keys)
 
 
-def _from_saved_files(finding: Finding, left: Run, right: Run, row: str, arm: str) -> None:
+def _from_saved_files(finding: Finding, left: Run, right: Run, row: str, arm: str) -> bool:
+    """Whether both sides saved anything of this arm; what it shows goes into the finding."""
+    saved = False
     for folder in (TRACES, BOUNDARIES):
         paths = [run.path / folder / file_name(run.rows[row]["row"], arm) for run in (left, right)]
         if all(path.is_file() for path in paths):
+            saved = True
             pair, _, _ = compare_files(*paths)
             finding.notes += functional_note(pair)
             if pair.first is not None:
                 finding.first, finding.exact_step = pair.first, folder == TRACES
-                return
+                break
+    return saved
 
 
 def _suffix_notes(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:

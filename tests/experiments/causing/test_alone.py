@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from experiments.causing.alone import LENGTH, rows_alone
+from experiments.causing.alone import LENGTH, Inputs, parts_of_eager, rows_alone
 from minimodel.attention import ATTENTION_KERNELS, eager
-from minimodel.numbers import bits
+from minimodel.numbers import bits, same_bits
 from tests.conftest import numeric
 
 PARTS = ["eager, scores", "eager, softmax", "eager, product with the values"]
@@ -33,6 +33,16 @@ def test_one_bit_in_one_query_of_a_large_call_is_counted_once(bf16, monkeypatch,
 
     monkeypatch.setitem(ATTENTION_KERNELS, "one_by_one", one_by_one)
     assert rows_alone(bf16.config, numeric("bf16"), ["one_by_one"]) == {"one_by_one": {"rows": LENGTH, "differing": 1}}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_the_parts_of_eager_are_eager(bf16, dtype):
+    inputs = Inputs.of(bf16.config, numeric(dtype))
+    whole = eager(inputs.query, inputs.keys, inputs.values, inputs.mask, inputs.scaling).transpose(1, 2)
+    together = parts_of_eager(inputs)[PARTS[-1]](0, LENGTH)
+    assert same_bits(together, whole)
+    bits(together)[0, 0, LENGTH - 1, 0] ^= 1
+    assert not same_bits(together, whole)
 
 
 def test_where_eager_differs_one_of_its_parts_does(bf16):
