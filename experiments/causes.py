@@ -10,7 +10,6 @@ kernel gives a query other bits alone than among others.
     python -m experiments.causes
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from experiments.harness.runner import Plan, run_plan
 from experiments.harness.tasks import Task
 from minimodel.decoder import Decoder
 from minimodel.numbers import bits
-from stats.endpoints import first_divergence
 from stats.panels import length_spread
 
 CHUNKS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
@@ -60,16 +58,10 @@ def causes_row(
     exact = pair.exact and arms[0].suffix == arms[1].suffix
     gates = {"invariant_exact": exact or not cell.invariant, "flip_caught": flip_is_caught(built["prefill"])}
     extra: dict[str, Any] = {"cell": cell.name, "oracle": oracle_entry(built, exact_boundary)}
-    divergence = first_divergence(arms[0].suffix.tokens, arms[1].suffix.tokens)
-    extra["tops_at_divergence"] = _at(arms[0].suffix.tops, divergence)
     progress.arm("chunks")
     if cell.chunked:
         extra["chunks"] = chunk_curve(model, built["incremental"], state)
     return row_entry(task, index, state, arms, [("incremental", "prefill")], gates, extra)
-
-
-def _at(values: Sequence[float | None], index: int | None) -> float | None:
-    return values[index] if index is not None and index < len(values) else None
 
 
 def flip_is_caught(boundary: Boundary) -> bool:

@@ -10,11 +10,11 @@ from scipy.stats import spearmanr
 from experiments.harness.panel import panel_counts
 from experiments.harness.summary import pair_summary, run_summary
 from stats.intervals import STREAMS
+from stats.margins import ulp
 
 Row = dict[str, Any]
 PAIR = "incremental:prefill"
 ULPS = (0, 1, 2, 4)
-MANTISSA_BITS = {"bf16": 7, "fp16": 10, "fp32": 23}
 
 
 def causes_summary(
@@ -147,8 +147,8 @@ def margins(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
             continue
         steps = row["arms"]["incremental"]["margins"]
         free += [margin for margin in steps if margin is not None]
-        first = row["comparisons"][PAIR]["suffix"]["first_divergence"]
-        top = row.get("tops_at_divergence")
+        suffix = row["comparisons"][PAIR]["suffix"]
+        first, top = suffix["first_divergence"], suffix["tops"][0]
         if first is None or top is None or first >= len(steps) or steps[first] is None:
             continue
         ulps.append(steps[first] / ulp(top, dtype))
@@ -164,10 +164,3 @@ def margins(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
         "spearman_rows": len(firsts),
         "tied_steps": sum(margin == 0 for margin in free) / len(free) if free else None,
     }
-
-
-def ulp(value: float, dtype: str) -> float:
-    """The spacing of `dtype` at `value`: 2^(exponent - mantissa bits)."""
-    if value == 0:
-        return 0.0
-    return math.ldexp(1.0, math.frexp(abs(value))[1] - 1 - MANTISSA_BITS[dtype])

@@ -1,5 +1,6 @@
 """From arms to one ledger row: its entries, comparisons and gates. Every experiment spells them here."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from cache.boundary import Boundary
@@ -67,7 +68,8 @@ def comparison_entry(left: Arm, right: Arm, arms: dict[str, Any]) -> dict[str, A
     """The row's `comparisons["LEFT:RIGHT"]`.
 
     `answer_equal`: both answer blocks state the same answer, or state none in the same tokens. It and `correct_equal`
-    are there for scored arms only.
+    are there for scored arms only. `suffix.tops`: both arms' best logit at the first divergence, null where a token is
+    forced or missing; with the margins it says how many units in the last place the choice was apart.
     """
     mine, theirs = arms[left.name], arms[right.name]
     divergence = first_divergence(left.suffix.tokens, right.suffix.tokens)
@@ -75,11 +77,19 @@ def comparison_entry(left: Arm, right: Arm, arms: dict[str, Any]) -> dict[str, A
     return {
         "cache": compare(left.boundary.cache, right.boundary.cache).as_dict(),
         "logits": logits.as_dict(),
-        "suffix": {"exact": divergence is None, "first_divergence": divergence},
+        "suffix": {
+            "exact": divergence is None,
+            "first_divergence": divergence,
+            "tops": [_at(arm.suffix.tops, divergence) for arm in (left, right)],
+        },
         "merge_equal": mine["merge"] == theirs["merge"],
         **_scores_equal(mine, theirs),
         "argmax_equal": mine["argmax"] == theirs["argmax"],
     }
+
+
+def _at(values: Sequence[float | None], index: int | None) -> float | None:
+    return values[index] if index is not None and index < len(values) else None
 
 
 def _scores_equal(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, bool]:
