@@ -18,7 +18,8 @@ def commands() -> Iterator[tuple[str, str]]:
     for path in sorted(HERE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if path != Path(__file__).resolve() and _is_command(tree):
-            name = ".".join(["experiments", *path.relative_to(HERE).with_suffix("").parts])
+            parts = path.relative_to(HERE).with_suffix("").parts
+            name = ".".join(["experiments", *(parts[:-1] if parts[-1] == "__main__" else parts)])
             yield name, one_line(ast.get_docstring(tree) or "")
 
 

@@ -1,6 +1,5 @@
 """The README is followed: its Python block runs and prints what it says, and every command in it is one that exists."""
 
-import importlib
 import importlib.util
 import io
 import re
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
+
+from tests.experiments.runs import command_module
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,7 +34,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 def accepted(module: str, arguments: list[str]) -> None:
     """Parses the arguments with the module's own command, without running it. click.UsageError where it would not."""
-    importlib.import_module(module).main.make_context(module, list(arguments))
+    command_module(module).main.make_context(module, list(arguments))
 
 
 def test_the_library_block_runs_and_prints_what_its_comment_says(monkeypatch):

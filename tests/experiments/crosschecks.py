@@ -6,7 +6,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from experiments import crosscheck
+from experiments.crosscheck import __main__ as crosscheck
 
 
 def run(*arguments: object) -> Result:

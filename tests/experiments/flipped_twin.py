@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments.benchmarking.arms import Ours
+from experiments.benchmark.arms import Ours
 from minimodel.load import load_model
 from minimodel.numerics import NumericContract
 from tests.helpers import flip_bit

@@ -4,6 +4,7 @@ exit codes."""
 import importlib
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,9 +20,15 @@ CAPS = {"branch": 4, "merge": 28, "answer": 4}
 CONFIG = {"num_hidden_layers": 2}
 
 
+def command_module(module: str) -> ModuleType:
+    """The module that holds a command's `main`: itself, or the `__main__` of a package."""
+    found = importlib.import_module(module)
+    return found if hasattr(found, "main") else importlib.import_module(f"{module}.__main__")
+
+
 def call(name: str, *arguments: object, cwd: Path) -> Result:
     """`python -m experiments.NAME ARGUMENTS` in `cwd`, without a new process."""
-    main = importlib.import_module(f"experiments.{name}").main
+    main = command_module(f"experiments.{name}").main
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cwd)
         patch.setattr("sys.argv", [name, *map(str, arguments)])

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from decode import Contract, State
 from experiments import matrix
-from tests.experiments.adapting.bases import adapted, run, write_base
+from tests.experiments.adapt.bases import adapted, run, write_base
 from tests.helpers import edit_json
 from tests.tiny import TASK
 

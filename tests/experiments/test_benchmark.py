@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from experiments.benchmarking.arms import COLUMNS
-from experiments.planning.estimates import COPIES
-from experiments.reporting.svg import available
+from experiments.benchmark.arms import COLUMNS
+from experiments.plan.estimates import COPIES
+from experiments.report.svg import available
 from tests.experiments.commands import write_tasks
 from tests.experiments.runs import call, one_line
 from tests.tiny import write_checkpoint

@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 
-import experiments.carrier as carrier
+import experiments.carrier.__main__ as carrier
 from cache import build_incremental, build_prefill, compare, transplant
 from decode.greedy import greedy_suffix
-from experiments.carrier import DIRECTIONS, carrier_row, follows
-from experiments.carrying.sites import sites
-from experiments.carrying.tables import carrier_report, carrier_summary
+from experiments.carrier.__main__ import DIRECTIONS, carrier_row, follows
+from experiments.carrier.sites import sites
+from experiments.carrier.tables import carrier_report, carrier_summary
 from experiments.harness.bank import Prefix
 from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
@@ -152,4 +152,5 @@ def test_a_source_without_a_divergent_row_is_refused_in_one_line(study, tmp_path
 
 
 def test_an_interrupted_run_resumes_to_the_same_bytes(study, tmp_path, finished):
-    resumes(study, "carrier", tmp_path / "run", finished, ("experiments.carrier", "carrier_row", 1), *BF16, tasks=False)
+    cut = ("experiments.carrier.__main__", "carrier_row", 1)
+    resumes(study, "carrier", tmp_path / "run", finished, cut, *BF16, tasks=False)

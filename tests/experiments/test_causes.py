@@ -2,9 +2,9 @@
 
 import pytest
 
-import experiments.causes as causes
+import experiments.causes.__main__ as causes
 from cache.drift import CacheDrift, compare
-from experiments.causing.cells import FACTORS
+from experiments.causes.cells import FACTORS
 from experiments.harness.rundir import open_finished
 from minimodel.numerics import KERNELS
 from tests.experiments.runs import call, inputs, ledger, resumes, run
@@ -71,7 +71,7 @@ def test_a_kernel_wrongly_called_invariant_fails_its_gate(study, tmp_path, monke
 
 
 def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
-    resumes(study, "causes", tmp_path / "run", finished, ("experiments.causes", "causes_row", 3), *BF16)
+    resumes(study, "causes", tmp_path / "run", finished, ("experiments.causes.__main__", "causes_row", 3), *BF16)
 
 
 def test_named_cells_alone_are_run_and_decide_nothing(study, finished, tmp_path):

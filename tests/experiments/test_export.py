@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from experiments.exporting.columns import FILES
+from experiments.published.columns import FILES
 from stats.published.ledgers import bridge_claims, stock_claims, transplant_claims
 from stats.published.matrices import by_precision, cross_precision_claims, matrix_claims
 from stats.published.tables import read_rows

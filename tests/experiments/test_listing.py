@@ -20,7 +20,8 @@ def test_every_command_is_listed_with_one_line():
     assert done.returncode == 0, done.stderr
     listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines()[2:]}
     files = [p for p in Path(ROOT, "experiments").rglob("*.py") if "\n@click.command(" in p.read_text()]
-    wanted = {".".join(p.relative_to(ROOT).with_suffix("").parts) for p in files} - {"experiments.__main__"}
+    names = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for p in files}
+    wanted = names - {"experiments"}
     assert set(listed) == wanted and len(wanted) >= 12
     assert all(20 < len(text) <= 140 and text[0].isupper() and text[-1] in ".?)" for text in listed.values()), listed
     assert list(listed) == sorted(listed) == [name for name, _ in commands()]

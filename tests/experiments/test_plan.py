@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cache.kv import KVCache
 from decode.contract import Contract
-from experiments.benchmarking.workload import Workload
+from experiments.benchmark.workload import Workload
 from experiments.harness.options import DEMO
-from experiments.plan import row_seconds, scaled, span
-from experiments.planning.estimates import (
+from experiments.plan.__main__ import row_seconds, scaled, span
+from experiments.plan.estimates import (
     COPIES,
     Cost,
     cache_bytes,
@@ -26,7 +26,7 @@ from experiments.planning.estimates import (
     token_flops,
     weight_bytes,
 )
-from experiments.planning.presets import PRESETS, preset
+from experiments.plan.presets import PRESETS, preset
 from minimodel.checkpoint import open_checkpoint
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from experiments.matrix import matrix_summary
-from tests.experiments.reporting.page import HOSTILE, Page
+from tests.experiments.report.page import HOSTILE, Page
 from tests.experiments.runs import call, ledger, one_line, rewrite, summary_of
 
 

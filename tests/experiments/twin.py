@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.benchmarking.arms import Ours
+from experiments.benchmark.arms import Ours
 from minimodel.load import load_model
 from minimodel.numerics import NumericContract
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from decode.state import State
-from experiments.benchmarking.arms import NOTHING_SAVED
+from experiments.benchmark.arms import NOTHING_SAVED
 from experiments.harness.progress import Progress
 from experiments.harness.tasks import Task
 from minimodel.decoder import Observe
@@ -59,7 +59,7 @@ class Driven:
 
 
 class TransformersArm:
-    """An `experiments.benchmarking.arms.Arm`."""
+    """An `experiments.benchmark.arms.Arm`."""
 
     def __init__(self, directory: Path, numeric: NumericContract) -> None:
         self.name, self.kernel = f"transformers {versions.INSTALLED}", versions.matching_kernel()

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from decode.contract import Contract
 from decode.stepper import Stepper
-from experiments import benchmark
-from experiments.benchmarking.arms import open_ours, open_reference
-from experiments.benchmarking.bench import digest, prefilled
-from experiments.benchmarking.workload import Workload
+from experiments.benchmark import __main__ as benchmark
+from experiments.benchmark.arms import open_ours, open_reference
+from experiments.benchmark.bench import digest, prefilled
+from experiments.benchmark.workload import Workload
 from minimodel.numbers import same_bits
 from minimodel.numerics import NumericContract
 from tests.experiments.commands import write_tasks

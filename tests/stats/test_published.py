@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from experiments.published import main
+from experiments.published.__main__ import main
 from stats.errors import StatsInputError
 from stats.published import recompute, rederive_panels
 from stats.published.claims import MISSING

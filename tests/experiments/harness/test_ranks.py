@@ -100,7 +100,8 @@ def test_the_experiments_that_share_rows_are_those_that_take_the_common_options(
     from pathlib import Path
 
     folder = Path(importlib.import_module("experiments").__file__).parent
-    loops = {path.stem for path in folder.glob("*.py") if "return run_plan(" in path.read_text()}
+    commands = [*folder.glob("*.py"), *folder.glob("*/__main__.py")]
+    loops = {p.parent.name if p.stem == "__main__" else p.stem for p in commands if "return run_plan(" in p.read_text()}
     assert loops == set(SHARDED)
     assert RunOptions  # the options that they share
 

@@ -1,0 +1,1 @@
+"""A multi-branch checkpoint from a public Qwen2.5 directory."""

@@ -1,0 +1,1 @@
+"""Decoding speed and memory beside transformers, at compared bits."""

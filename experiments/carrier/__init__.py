@@ -1,0 +1,1 @@
+"""Partial transplants: which part of the cache the continuation follows."""

@@ -1,1 +1,0 @@
-"""Where `experiments.carrier` transplants, and its tables."""

@@ -1,1 +1,0 @@
-"""What `experiments.causes` says of its cells: the rule, the distance to FP64, the tables."""

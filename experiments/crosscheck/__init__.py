@@ -1,0 +1,1 @@
+"""Two runs, boundary files or traces compared bit for bit, and the first difference named."""

@@ -1,0 +1,182 @@
+"""Are two computations of the same thing equal bit for bit, and if not, where do they first differ, and why?
+
+A and B are two run directories, two boundary files or two trace files, ours or written by the transformers recorder.
+Differences of the environment come first, then a verdict per row; a differing row is explained: the first differing
+step in forward order with both values, and the named attention kernel under which our own code has each side's bits.
+
+Exit code 0: equal. 2: the two cannot be compared (another checkpoint, contract, dtype or token list), or bad input.
+3: different.
+
+    python -m experiments.crosscheck runs/ours runs/theirs
+
+where `experiments.matrix --kernels packed_gqa` made the first and `tests.hf.record`, with transformers 5.23 or later,
+the second; earlier releases have the bits of `--kernels repeat_kv`.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from experiments.crosscheck.explain import Finding, explain_files
+from experiments.crosscheck.explain_rows import explain_row
+from experiments.crosscheck.files import compare_files
+from experiments.crosscheck.ledgers import RowPair, Run, common_rows, compare_rows, require_comparable, run_environment
+from experiments.crosscheck.rerun import Rerun
+from experiments.crosscheck.tensors import as_dict
+from experiments.harness.exits import DONE, GATE_FAILED, run_command
+from experiments.harness.rundir import INFORMATION
+from minimodel.errors import InputError, refuse
+
+SHOWN = 6  # lines of a kind, before "and N more"
+
+
+def crosscheck_files(left: Path, right: Path, checkpoint: Path | None) -> dict[str, Any]:
+    """The report on two boundary or trace files."""
+    pair, mine, theirs = compare_files(left, right)
+    rerun = None
+    if checkpoint is not None and not pair.equal:
+        rerun = Rerun.of(checkpoint, mine.header["checkpoint"], mine.header["numeric"])
+    findings = [] if pair.equal else [explain_files(pair, mine, theirs, rerun)]
+    verdict = f"{pair.steps} tensors compared, {pair.differing_steps} differ"
+    return _report(pair.kind, left, right, pair.environment, pair.equal, verdict, [], {mine.header["row"]: findings})
+
+
+def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: bool, explain: int) -> dict[str, Any]:
+    """The report on two run directories. `checkpoint` None: the one whose path the runs recorded, if it is there."""
+    runs = Run.open(left), Run.open(right)
+    require_comparable(*runs)
+    names = common_rows(*runs)
+    pairs = [compare_rows(row, runs[0].rows[row], runs[1].rows[row]) for row in names]
+    differing = [pair.row for pair in pairs if not pair.equal]
+    again, note = (None, "") if not rerun or not differing else _rerun(runs, checkpoint)
+    findings = {
+        row: explain_row(*runs, row, again and replace(again, numeric=runs[0].numeric_of(row)))
+        for row in differing[:explain]
+    }
+    fields = sum(pair.equal_fields for pair in pairs)
+    verdict = (
+        f"{len(pairs) - len(differing)} of {len(pairs)} rows equal, {fields} fields equal "
+        f"(A has {len(runs[0].rows)} rows, B {len(runs[1].rows)})"
+    )
+    environment = run_environment(*runs) + ([note] if note else [])
+    return _report("run", left, right, environment, not differing, verdict, pairs, findings)
+
+
+def _rerun(runs: tuple[Run, Run], given: Path | None) -> tuple[Rerun | None, str]:
+    """The checkpoint to rerun, or a line that says why there is none. A given one that does not fit is refused."""
+    if not runs[0].numeric():
+        return None, "not computed again: the runs decoded nothing"
+    recorded = runs[0].manifest.get("checkpoint", {}), runs[0].numeric()[0]
+    if given is not None:
+        return Rerun.of(given, *recorded), ""
+    for run in runs:
+        path = Path(str(run.manifest.get(INFORMATION, {}).get("checkpoint", "")))
+        try:
+            if path.is_dir() and path.name:
+                return Rerun.of(path, *recorded), ""
+        except InputError as error:
+            return None, f"not computed again: {error}"
+    return None, "not computed again: the recorded checkpoint is not here; pass --checkpoint"
+
+
+def _report(
+    kind: str,
+    left: Path,
+    right: Path,
+    environment: list[str],
+    equal: bool,
+    verdict: str,
+    rows: list[RowPair],
+    findings: dict[str, list[Finding]],
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "left": str(left),
+        "right": str(right),
+        "environment": environment,
+        "equal": equal,
+        "verdict": verdict,
+        "rows": [
+            {
+                "row": r.row,
+                "equal": r.equal,
+                "fields": r.equal_fields,
+                "differing": r.differing,
+                "one_sided": r.one_sided,
+            }
+            for r in rows
+        ],
+        "findings": {
+            row: [{**vars(f), "first": as_dict(f.first), "lines": f.lines()} for f in found]
+            for row, found in findings.items()
+        },
+    }
+
+
+def print_report(report: dict[str, Any], quiet: bool) -> None:
+    """The report as lines: environment, rows, explanations, verdict."""
+    click.echo(f"A: {report['left']}\nB: {report['right']}")
+    for line in report["environment"]:
+        click.echo(f"environment: {line.removeprefix('environment.')}")
+    explained = report["findings"]
+    for row in report["rows"]:
+        if row["equal"]:
+            if not quiet:
+                click.echo(f"row {row['row']}: equal ({row['fields']} fields)")
+            continue
+        faults = row["differing"] + row["one_sided"]
+        click.echo(f"row {row['row']}: differs in {len(faults)} fields")
+        for line in faults[:SHOWN] if row["row"] in explained else faults[:1]:
+            click.echo(f"  {line}")
+        if row["row"] in explained and len(faults) > SHOWN:
+            click.echo(f"  and {len(faults) - SHOWN} more")
+    for row, findings in explained.items():
+        for finding in findings:
+            for line in finding["lines"]:
+                click.echo(f"{'row ' + row + ': ' if row else ''}{line}")
+    click.echo(f"{'equal' if report['equal'] else 'different'}: {report['verdict']}")
+
+
+@click.command(help=__doc__)
+@click.argument("left", metavar="A", type=click.Path(path_type=Path))
+@click.argument("right", metavar="B", type=click.Path(path_type=Path))
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="Compute a differing construction again with it. [default for runs: the recorded one]",
+)
+@click.option("--no-rerun", is_flag=True, help="Compute nothing again.")
+@click.option(
+    "--explain", default=1, show_default=True, type=click.IntRange(min=0), metavar="N", help="Explain N differing rows."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
+@click.option("--quiet", is_flag=True, help="No line for rows that are equal.")
+def main(
+    left: Path, right: Path, checkpoint: Path | None, no_rerun: bool, explain: int, as_json: bool, quiet: bool
+) -> None:
+    def body() -> int:
+        if no_rerun and checkpoint is not None:
+            raise InputError("--no-rerun: expected no --checkpoint beside it, found one")
+        if left.is_dir() and right.is_dir():
+            report = crosscheck_runs(left, right, checkpoint, not no_rerun, explain)
+        elif left.is_file() and right.is_file():
+            report = crosscheck_files(left, right, checkpoint)
+        else:
+            kinds = ["a directory" if p.is_dir() else "a file" if p.is_file() else "nothing" for p in (left, right)]
+            raise refuse("A and B", "two run directories or two files", " and ".join(kinds))
+        if as_json:
+            click.echo(json.dumps(report, indent=1, allow_nan=False))
+        else:
+            print_report(report, quiet)
+        return DONE if report["equal"] else GATE_FAILED
+
+    run_command(body, "experiments.crosscheck", resumes=False)
+
+
+if __name__ == "__main__":
+    main()

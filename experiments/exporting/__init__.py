@@ -1,1 +1,0 @@
-"""Our ledgers in the columns of the paper's release."""

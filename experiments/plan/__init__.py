@@ -1,0 +1,1 @@
+"""What each Qwen2.5 size needs in memory and time."""

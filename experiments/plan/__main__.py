@@ -1,0 +1,143 @@
+"""Memory, work and time of a matrix row, from a checkpoint's config alone: nothing is loaded or run.
+
+Without a model the table has all public Qwen2.5 sizes. Bytes and operations are counted from the shapes
+(`experiments/plan/estimates.py`); with --bandwidth, and --tflops beside it, also the least time a row can take:
+for every part the longer of reading and computing. Launches, transfers and rounding up come on top.
+
+    python -m experiments.plan --preset qwen2.5-14b --bandwidth 4800 --tflops 900
+"""
+
+from pathlib import Path
+
+import click
+
+from experiments.harness.exits import DONE, run_command
+from experiments.harness.markdown import table
+from experiments.plan.estimates import (
+    ITEM,
+    Cost,
+    cache_bytes,
+    parameters,
+    prefill_cost,
+    row_cache_bytes,
+    row_cost,
+    step_bytes,
+    steps_cost,
+    weight_bytes,
+)
+from experiments.plan.presets import PRESETS, preset
+from minimodel.checkpoint import CONFIG
+from minimodel.config import ModelConfig
+from minimodel.errors import InputError, refuse
+from minimodel.files import read_json_object
+
+PREFIX = 3000
+
+
+def plan_table(
+    configs: dict[str, ModelConfig],
+    dtypes: tuple[str, ...],
+    prefix: int,
+    suffix: int,
+    bandwidth: float | None,
+    tflops: float | None,
+) -> str:
+    """The Markdown table, one line a model and dtype."""
+    header = ["model", "dtype", "parameters", "weights", "K/V a token, both copies", "K/V of a row", "in all"]
+    header += ["a step reads", "step FLOP", "a row reads", "row FLOP"]
+    if bandwidth is not None:
+        header += ["step at least", "prefill at least", "row at least"]
+    lines = []
+    for name, config in configs.items():
+        for dtype in dtypes:
+            weights, caches = weight_bytes(config, dtype), row_cache_bytes(config, dtype, prefix, suffix)
+            step, row = steps_cost(config, dtype, prefix - 1, prefix, True), row_cost(config, dtype, prefix, suffix)
+            line = [name, dtype, scaled(parameters(config), ""), scaled(weights), scaled(cache_bytes(config, dtype, 1))]
+            line += [scaled(caches), scaled(weights + caches), scaled(step_bytes(config, dtype, prefix))]
+            line += [scaled(step.flops, ""), scaled(row.bytes), scaled(row.flops, "")]
+            if bandwidth is not None:
+                prefill = prefill_cost(config, dtype, prefix).seconds(bandwidth, tflops)
+                line += [span(step.seconds(bandwidth, tflops)), span(prefill)]
+                line.append(span(row_seconds(config, dtype, prefix, suffix, bandwidth, tflops)))
+            lines.append(line)
+    return table(header, lines)
+
+
+def row_seconds(
+    config: ModelConfig, dtype: str, prefix: int, suffix: int, bandwidth: float, tflops: float | None
+) -> float:
+    """The parts of a row one after another, each as long as the slower of its reading and its computing."""
+    parts: list[Cost] = [steps_cost(config, dtype, 0, prefix, True)]
+    parts += [prefill_cost(config, dtype, prefix)] * 2
+    parts += [steps_cost(config, dtype, prefix, prefix + suffix, True)] * 4
+    return sum(part.seconds(bandwidth, tflops) for part in parts)
+
+
+def scaled(value: float, unit: str = "B") -> str:
+    """Three significant digits with a decimal prefix: '29.5 GB', '14.8 G'."""
+    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            digits = value / factor
+            return f"{digits:.{0 if digits >= 100 else 1 if digits >= 10 else 2}f} {letter}{unit}"
+    return f"{value:.0f} {unit}".rstrip()
+
+
+def span(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def chosen(checkpoint: Path | None, config: Path | None, preset_name: str | None) -> dict[str, ModelConfig]:
+    """The models asked for, by name. InputError when more than one way of naming one is used."""
+    given = [option for option in (checkpoint, config, preset_name) if option is not None]
+    if len(given) > 1:
+        raise InputError("plan: expected at most one of --checkpoint, --config and --preset, found several")
+    file = config if checkpoint is None else checkpoint / CONFIG
+    if file is not None:
+        return {str(checkpoint or config): ModelConfig.from_dict(read_json_object(file), str(file))}
+    return {name: preset(name) for name in (PRESETS if preset_name is None else [preset_name])}
+
+
+@click.command(help=__doc__)
+@click.option("--checkpoint", type=click.Path(path_type=Path), default=None, metavar="DIR", help="A checkpoint.")
+@click.option("--config", type=click.Path(path_type=Path), default=None, metavar="FILE", help="A config.json.")
+@click.option("--preset", "preset_name", type=click.Choice(PRESETS), default=None, help="A public model's shape.")
+@click.option("--dtype", "dtypes", type=click.Choice(list(ITEM)), multiple=True, help="May be repeated. [default: all]")
+@click.option(
+    "--prefix",
+    type=click.IntRange(min=1),
+    default=None,
+    help=f"Prefix tokens of a row. [default: {PREFIX}, or what the context leaves room for]",
+)
+@click.option("--suffix", type=click.IntRange(min=0), default=275, show_default=True, help="Suffix tokens of an arm.")
+@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), default=None, metavar="GB/S", help="Memory.")
+@click.option("--tflops", type=click.FloatRange(min=0, min_open=True), default=None, metavar="N", help="At the dtype.")
+def main(
+    checkpoint: Path | None,
+    config: Path | None,
+    preset_name: str | None,
+    dtypes: tuple[str, ...],
+    prefix: int | None,
+    suffix: int,
+    bandwidth: float | None,
+    tflops: float | None,
+) -> None:
+    def body() -> int:
+        if tflops is not None and bandwidth is None:
+            raise InputError("--tflops: expected --bandwidth beside it, found none")
+        configs = chosen(checkpoint, config, preset_name)
+        context = min(config.max_position_embeddings for config in configs.values())
+        length = max(1, min(PREFIX, context - suffix)) if prefix is None else prefix
+        if length + suffix > context:
+            raise refuse("prefix and suffix", f"at most max_position_embeddings {context} tokens", length + suffix)
+        click.echo(f"Rows of {length} prefix and {suffix} suffix tokens, two copies; decimal units.\n")
+        click.echo(plan_table(configs, dtypes or tuple(ITEM), length, suffix, bandwidth, tflops))
+        return DONE
+
+    run_command(body, "experiments.plan", resumes=False)
+
+
+if __name__ == "__main__":
+    main()

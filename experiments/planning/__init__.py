@@ -1,1 +1,0 @@
-"""What a checkpoint's config alone says about memory, work and time."""

@@ -1,0 +1,1 @@
+"""A frozen task file from a question file."""

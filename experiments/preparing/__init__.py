@@ -1,1 +1,0 @@
-"""Reading question files and freezing them into tasks."""

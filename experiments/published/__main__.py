@@ -1,0 +1,110 @@
+"""`python -m experiments.published DIR`: recompute every published claim from the released ledgers, and the panels."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from stats.errors import StatsInputError
+from stats.published import Claim, PanelCheck, recompute, rederive_panels
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--export",
+    "runs",
+    multiple=True,
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Write this finished run to DIR/data in the release's columns instead; may be repeated.",
+)
+@click.option("--quiet", is_flag=True, help="Print only what differs, and the closing lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+def main(directory: Path, runs: tuple[Path, ...], quiet: bool, as_json: bool) -> None:
+    """Recompute every number of DIR/paper_claims.json from DIR/data/*.csv, and derive the published panels again.
+
+    One line a claim: equal or DIFFERS, name, published, recomputed. Equal means the same value of the same type, floats
+    to the last bit. A panel passes where our rule selects its lengths and its rows; rows of one length, which the
+    release ordered by ids it withholds, are reported by number.
+
+    With --export, nothing is checked: matrix, fixed_prefix, bridge, transplant, replication and batch_control runs are
+    written as the release's CSV files, the precisions of one experiment together in one file.
+
+    Exit code 0: all agree. 2: DIR cannot be read, is malformed or contradicts itself. 3: a claim or a panel differs.
+    """
+    if runs:
+        _export(runs, directory)
+        return
+    try:
+        claims, panels = recompute(directory), rederive_panels(directory)
+    except StatsInputError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    if as_json:
+        click.echo(json.dumps(_as_dict(claims, panels), indent=2, allow_nan=False))
+    else:
+        _print_table(claims, panels, quiet)
+    sys.exit(0 if all(claim.equal for claim in claims) and all(panel.passed for panel in panels) else 3)
+
+
+def _export(runs: tuple[Path, ...], directory: Path) -> None:
+    from experiments.harness.exits import DONE, run_command
+    from experiments.published.files import (
+        export_runs,
+    )  # reads ledgers, and so needs what checking the release does not: torch
+
+    def body() -> int:
+        for path, rows in export_runs(runs, directory):
+            click.echo(f"{path}: {rows} rows")
+        return DONE
+
+    run_command(body, "experiments.published", resumes=False)
+
+
+def _print_table(claims: list[Claim], panels: list[PanelCheck], quiet: bool) -> None:
+    width = max((len(claim.name) for claim in claims), default=0)
+    for claim in claims:
+        if not (quiet and claim.equal):
+            verdict = "equal  " if claim.equal else "DIFFERS"
+            values = f"published {_shown(claim.published)}  recomputed {_shown(claim.recomputed)}"
+            click.echo(f"{verdict}  {claim.name:<{width}}  {values}")
+    for panel in panels:
+        lengths = "equal" if panel.lengths_equal else "DIFFER"
+        rows = f"{len(panel.published) - len(panel.differing)} of {len(panel.published)} equal"
+        tied = f", {len(panel.tied)} within ties of length" if panel.tied else ""
+        click.echo(
+            f"panel {panel.name}: lengths {lengths}, rows {rows}{tied}: {'passed' if panel.passed else 'DIFFERS'}"
+        )
+    click.echo(f"claims equal: {sum(claim.equal for claim in claims)} of {len(claims)}")
+    click.echo(f"panels passed: {sum(panel.passed for panel in panels)} of {len(panels)}")
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _as_dict(claims: list[Claim], panels: list[PanelCheck]) -> dict[str, object]:
+    return {
+        "claims": [
+            {"claim": c.name, "published": c.published, "recomputed": c.recomputed, "equal": c.equal} for c in claims
+        ],
+        "panels": [
+            {
+                "panel": panel.name,
+                "published": panel.published,
+                "derived": panel.derived,
+                "lengths_equal": panel.lengths_equal,
+                "tied": panel.tied,
+                "passed": panel.passed,
+            }
+            for panel in panels
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m experiments.published")

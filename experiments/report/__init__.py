@@ -1,0 +1,1 @@
+"""One report of finished runs: report.md and an HTML page."""

@@ -1,0 +1,133 @@
+"""The report as one HTML page: no script, no outside reference, works from a file, on paper and in the dark."""
+
+import html
+
+from experiments.report.document import (
+    Alert,
+    Block,
+    Cell,
+    Figure,
+    Link,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    Verdict,
+    visible,
+)
+from experiments.report.style import STYLE
+from experiments.report.svg import inline
+
+# the page may load nothing at all: a second line of defence behind the escaping
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def render_html(report: Report) -> str:
+    """The whole page."""
+    sections = [block for block in report.blocks if isinstance(block, Section)]
+    contents = "".join(f"<li>{_cell(Link(one.title, one.anchor))}</li>" for one in sections)
+    body = "\n".join(_block(block, level=2, within="") for block in report.blocks)
+    title = _text(report.title)
+    return (
+        "<!DOCTYPE html>\n"
+        '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
+        f"<header><h1>{title}</h1></header>\n"
+        f'<nav aria-label="Contents"><ol>{contents}</ol></nav>\n'
+        f"<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _text(text: str) -> str:
+    return html.escape(visible(text), quote=True)
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, Link):
+        return f'<a href="#{_text(cell.anchor)}">{_text(cell.text)}</a>'
+    return _text(cell)
+
+
+def _block(block: Block, level: int, within: str) -> str:
+    """One block. within: the title of the section around it, which tells tables of one caption apart."""
+    match block:
+        case Paragraph(text):
+            return f"<p>{_text(text)}</p>"
+        case Alert(text, label):
+            kind = "alert" if label == "Failed" else "alert mild"
+            return f'<p class="{kind}"><strong>{_text(label)}:</strong> {_text(text)}</p>'
+        case Verdict(text):
+            return f'<p class="verdict">{_text(text)}</p>'
+        case Table():
+            return _folded(block.caption, _table(block, within)) if block.folded else _table(block, within)
+        case Figure():
+            return _figure(block, within)
+        case Section():
+            return _section(block, level)
+
+
+def _section(section: Section, level: int) -> str:
+    tag = f"h{min(level, 6)}"
+    anchor = _text(section.anchor)
+    return (
+        f'<section id="{anchor}" aria-labelledby="{anchor}-title">\n'
+        f'<{tag} id="{anchor}-title">{_text(section.title)}</{tag}>\n{_blocks(section, level + 1)}\n</section>'
+    )
+
+
+def _blocks(section: Section, level: int) -> str:
+    """Neighbouring figures share a row where the page is wide enough."""
+    parts: list[str] = []
+    row: list[str] = []
+    for block in section.blocks:
+        if isinstance(block, Figure):
+            row.append(_figure(block, section.title))
+            continue
+        parts.extend(_figure_row(row))
+        row = []
+        parts.append(_block(block, level, section.title))
+    return "\n".join([*parts, *_figure_row(row)])
+
+
+def _figure_row(row: list[str]) -> list[str]:
+    return ['<div class="figures">\n' + "\n".join(row) + "\n</div>"] if row else []
+
+
+def _table(table: Table, within: str) -> str:
+    caption = _text(table.caption)
+    wide = ' class="wide"' if len(table.header) > 4 else ""
+    header = "".join(f'<th scope="col">{_cell(cell)}</th>' for cell in table.header)
+    rows = "\n".join(
+        "<tr>"
+        + f'<th scope="row">{_cell(row[0])}</th>'
+        + "".join(f"<td>{_cell(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in table.rows
+    )
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{_text(within)}: {caption}">\n'
+        f"<table{wide}>\n<caption>{caption}</caption>\n"
+        f"<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
+    )
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details>\n<summary>{_text(summary)}</summary>\n{content}\n</details>"
+
+
+def _figure(figure: Figure, within: str) -> str:
+    """The drawing, its caption, and its numbers on demand; without a drawing the numbers stand open."""
+    name = _text(figure.name)
+    if figure.svg is None:
+        return (
+            f'<figure id="figure-{name}">\n{_table(figure.data, within)}\n'
+            f"<figcaption>{_text(figure.caption)}</figcaption>\n</figure>"
+        )
+    drawing = inline(figure.svg, figure.name, _text(figure.alternative))
+    return (
+        f'<figure id="figure-{name}">\n{drawing}\n<figcaption>{_text(figure.caption)}</figcaption>\n'
+        f"{_folded('The numbers of this figure', _table(figure.data, within))}\n</figure>"
+    )

@@ -1,0 +1,196 @@
+"""The page's first and last sections: the runs at a glance, what they were made with, and the contract they decoded."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from decode.contract import Contract
+from decode.state import State
+from experiments.harness.canonical import sha256_file
+from experiments.harness.markdown import rate
+from experiments.harness.rundir import INFORMATION, ROWS
+from experiments.report.document import Alert, Block, Cell, Paragraph, Section, Table, Verdict, table
+from experiments.report.grids import mask_figure, role_label, visibility_figure
+from experiments.report.runs import Run, pairs
+from experiments.report.tables import head
+from experiments.report.values import scalar, words
+from minimodel.checkpoint import file_digests
+from minimodel.errors import InputError
+
+TEXT_SHOWN = 240
+
+
+def glance(runs: Sequence[Run]) -> Section:
+    """Whether everything passed, and each run in one line."""
+    faults = [fault for run in runs for fault in run.faults()]
+    gates = sum(count["of"] for run in runs if run.summary for count in run.summary.get("gates", {}).values())
+    passed = f"{len(runs)} runs, {sum(len(run.rows) for run in runs)} rows, {gates} gate checks: all passed."
+    verdict: list[Block] = [Alert(fault) for fault in faults] if faults else [Verdict(passed)]
+    lines: list[list[Cell]] = [
+        [head(run), run.experiment, ", ".join(run.dtypes), str(len(run.rows)), _gates(run), "; ".join(headlines(run))]
+        for run in runs
+    ]
+    header = ["run", "experiment", "dtype", "rows", "gates", "what it found"]
+    return Section("At a glance", "glance", (*verdict, *_mixed(runs), table("Runs", header, lines)))
+
+
+def _gates(run: Run) -> str:
+    return "unfinished" if run.summary is None else "all passed" if run.summary["passed"] else "FAILED"
+
+
+def headlines(run: Run) -> list[str]:
+    """A run's main endpoints, each with its interval."""
+    found = []
+    for pair in pairs(run):
+        found.append(f"{pair.dtype} suffixes differ {rate(pair.summary['suffix_disagreement'])}")
+    summary = run.summary or {}
+    recovery = summary.get("endpoints", {}).get("bidirectional_donor_recovery")
+    if recovery:
+        found.append(f"suffix follows the cache both ways {rate(recovery)}")
+    if "token_disagreement" in summary:
+        found.append(f"tokens of one copy and of two differ {rate(summary['token_disagreement'])}")
+    for dtype, verdicts in summary.get("verdicts", {}).items():
+        one = verdicts["cache"]
+        told = f"{one['default_differs']} by default, {one['invariant_differs']} with both kernels invariant"
+        found.append(f"{dtype} rows whose cache differs: {told}")
+    if "all" in summary.get("identity", {}):
+        found.append(f"equal in every bit {rate(summary['identity']['all'])}")
+    if "joined" in summary:
+        found.append(f"{summary['rows'] - len(summary['failed_rows'])}/{summary['rows']} joined rows agree")
+    for site in ("keys", "values"):
+        followed = [one["donor"] for one in summary.get("sites", {}).get(site, {}).values()]
+        if followed:
+            found.append(f"{site} alone move the suffix {' and '.join(rate(one) for one in followed)}")
+    if summary.get("interpretation"):
+        found.append(str(summary["interpretation"]))
+    return found
+
+
+def _mixed(runs: Sequence[Run]) -> list[Block]:
+    """A warning where runs stand side by side that were not made alike."""
+    warnings: list[Block] = []
+    for key, what in (("environment", "environments"), ("code_sha256", "versions of the code")):
+        kinds = {str(run.manifest.get(key)) for run in runs}
+        if len(kinds) > 1:
+            text = f"These runs come from {len(kinds)} different {what}; bits of one need not be bits of another."
+            warnings.append(Alert(text, "Mind"))
+    contracts: dict[str, set[str]] = {}
+    for run in runs:
+        first = {one["dtype"]: one for one in reversed(run.manifest["numeric"])}  # a run's own crossing is no mixture
+        for dtype, one in first.items():
+            contracts.setdefault(dtype, set()).add(str(one))
+    several = [dtype for dtype, kinds in contracts.items() if len(kinds) > 1]
+    if several:
+        text = f"These runs hold several numeric contracts for {', '.join(several)}: see the environment below."
+        warnings.append(Alert(text, "Mind"))
+    return warnings
+
+
+def environment(runs: Sequence[Run]) -> Section:
+    """The numeric contracts and environments, and where each run comes from."""
+    contracts = [(run, one) for run in runs for one in run.manifest["numeric"]]
+    environments = [(run, run.manifest["environment"]) for run in runs]
+    tables = [*kinds_tables("Numeric contract", contracts), *kinds_tables("Environment", environments)]
+    return Section("Environment and provenance", "environment", (*tables, *(provenance(run) for run in runs)))
+
+
+def kinds_tables(caption: str, found: Sequence[tuple[Run, dict[str, Any]]]) -> list[Table]:
+    """The different objects, a row each with the runs that share it and the fields that differ; and, once, the fields
+    that are the same in all.
+    """
+    kinds: list[tuple[dict[str, Any], list[str]]] = []
+    for run, value in found:
+        names = next((names for kind, names in kinds if kind == value), None)
+        if names is None:
+            kinds.append((value, [run.name]))
+        elif run.name not in names:
+            names.append(run.name)
+    keys = list(dict.fromkeys(key for kind, _ in kinds for key in kind))
+    varying = [key for key in keys if len({str(kind.get(key)) for kind, _ in kinds}) > 1]
+    same = [[words(key), scalar(kinds[0][0].get(key))] for key in keys if key not in varying]
+    shared = table(f"{caption}, the same in all runs", ["field", "value"], same)
+    if not varying:
+        return [shared]
+    lines = [[", ".join(names), *(scalar(kind.get(key)) for key in varying)] for kind, names in kinds]
+    return [table(f"{caption}, where runs differ", ["runs", *(words(key) for key in varying)], lines), shared]
+
+
+def provenance(run: Run) -> Section:
+    """Directory, digests, code and time of one run."""
+    manifest, information = run.manifest, run.manifest.get(INFORMATION, {})
+    ledger = run.path / ROWS
+    lines = [
+        ("directory", str(run.path)),
+        ("experiment", run.experiment),
+        ("rows", f"{len(run.rows)} of {len(manifest['row_order'])}"),
+        ("ledger SHA-256", sha256_file(ledger) if ledger.exists() else "none"),
+        ("decoding time, all sessions", f"{run.seconds:.0f} s"),
+        ("command line", " ".join(map(str, information.get("command", [])))),
+        ("code SHA-256", scalar(manifest.get("code_sha256"))),
+        ("git commit", scalar(information.get("git_commit")) + (" (modified)" if information.get("git_dirty") else "")),
+        ("checkpoint", scalar(information.get("checkpoint"))),
+        *((f"checkpoint {name}", str(digest)) for name, digest in manifest.get("checkpoint", {}).items()),
+        *(("checkpoint warning", str(warning)) for warning in manifest.get("checkpoint_warnings", [])),
+        ("tasks SHA-256", scalar(manifest.get("tasks_sha256"))),
+        *((f"cap, {name}", str(cap)) for name, cap in manifest.get("caps", {}).items()),
+    ]
+    return Section(run.name, run.anchor, (table(f"Where {run.name} comes from", ["field", "value"], lines),))
+
+
+def contract_section(runs: Sequence[Run]) -> Section | None:
+    """The visibility table, and one row's blocks to scale; None where no run records a contract."""
+    run = next((run for run in runs if run.manifest.get("visibility")), None)
+    if run is None:
+        return None
+    visibility = run.manifest["visibility"]
+    blocks: list[Block] = [visibility_figure("visibility", visibility)]
+    try:
+        name, found, texts = row_blocks(runs)
+        blocks += [mask_figure("mask", name, found, visibility), _texts(name, found, texts)]
+    except InputError as error:
+        blocks.append(Paragraph(f"No row is drawn: {error}."))
+    intro = Paragraph(
+        "Six blocks in order: prompt, three branches, merge, answer. The attention mask is causal, and on top of that "
+        "lets a query see only the roles below."
+    )
+    return Section("The decoding contract", "contract", (intro, *blocks))
+
+
+def row_blocks(runs: Sequence[Run]) -> tuple[str, list[tuple[int, int]], list[str]]:
+    """The first decoded row there is: its name, (role, tokens) of each block, and each block's text.
+
+    InputError where no row is decoded, or the run's checkpoint is no longer where it was or not what it was.
+    """
+    run, row, suffix = next(_decoded(runs), (None, {}, []))
+    if run is None:
+        raise InputError("no run holds a decoded row")
+    where = Path(str(run.manifest.get(INFORMATION, {}).get("checkpoint", "")))
+    if not where.is_dir() or file_digests(where) != run.manifest["checkpoint"]:
+        raise InputError(f"{where}: expected the checkpoint that {run.name} decoded, found another or none")
+    contract = Contract.load(where)
+    state = State.from_tokens(contract, [*row["prefix"]["tokens"], *suffix])
+    blocks, texts, start = [], [], 0
+    for role, members in itertools.groupby(state.roles):
+        length = len(list(members))
+        blocks.append((role, length))
+        texts.append(contract.codec.decode(state.tokens[start : start + length]))
+        start += length
+    return str(row["row"]), blocks, texts
+
+
+def _decoded(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], list[int]]]:
+    """Every row that keeps its prefix and a whole suffix, with the suffix of its first arm."""
+    for run in runs:
+        for row in run.rows:
+            arm: dict[str, Any] = next(iter(row.get("arms", {}).values()), {})
+            if "prefix" in row and "suffix" in arm:
+                yield run, row, arm["suffix"]
+
+
+def _texts(name: str, blocks: Sequence[tuple[int, int]], texts: Sequence[str]) -> Table:
+    lines = [
+        [role_label(role), text if len(text) <= TEXT_SHOWN else text[:TEXT_SHOWN] + " ..."]
+        for (role, _), text in zip(blocks, texts)
+    ]
+    return table(f"What row {name} says", ["block", "text"], lines)

@@ -1,0 +1,116 @@
+"""One section an experiment: what it asks, its gates, its endpoints in every run side by side, its drawings.
+
+Known blocks of a summary get the paper's tables; what this code has never heard of is taken apart by its keys, so that
+a new experiment is reported whole on its first day.
+"""
+
+from collections.abc import Sequence
+
+from experiments.harness.panel import shortfall
+from experiments.report.carriers import carrier_blocks
+from experiments.report.causes import causes_blocks
+from experiments.report.document import Alert, Block, Figure, Paragraph, Section, Verdict
+from experiments.report.grids import TRANSPLANTS, transplant_figure
+from experiments.report.plots import accuracy_figure, divergence_figure, drift_figure, rates_figure
+from experiments.report.runs import Pair, Run, pairs
+from experiments.report.tables import all_values, crossing_table, further_tables, gate_table, pair_tables
+from experiments.report.values import words
+
+# experiment: (title, what it asks); the order is that of the study
+EXPERIMENTS: dict[str, tuple[str, str]] = {
+    "matrix": (
+        "Retained live cache against prefill",
+        "Each boundary is generated once. The retained live cache and a one-call prefill of the same tokens are then "
+        "continued by one greedy suffix decoder; a replica of each is the floor of the comparison and its gate.",
+    ),
+    "fixed_prefix": (
+        "Fixed prefixes across precision",
+        "The same integer prefixes, built token by token and in one call, in each precision: what precision changes "
+        "when nothing else does.",
+    ),
+    "bridge": (
+        "Bridge: live against incremental",
+        "Ordinary decoding reaches a new boundary; its exact prefix is then consumed token by token. Equal bits mean "
+        "that the incremental construction stands for the live one.",
+    ),
+    "audit": ("Audit of two ledgers", "Two saved ledgers joined by row: every leaf that both record must agree."),
+    "transplant": (
+        "Whole-cache transplants",
+        "Every K/V tensor of one construction is replaced by the other's, both ways, on rows frozen beforehand: does "
+        "the suffix follow the cache?",
+    ),
+    "replication": (
+        "Replication on another checkpoint",
+        "The transplants again, on a later checkpoint and on rows chosen by prefix length alone; the label is the one "
+        "that was frozen with the design.",
+    ),
+    "batch_control": ("Batch control", "One copy of an input against two identical copies in one batch."),
+    "causes": ("Causes", "Kernels, precisions and constructions crossed on the same fixed prefixes."),
+    "carrier": ("Carriers", "Partial transplants: which part of the cache carries the trajectory."),
+}
+LEADING = {"endpoints", "identity"}  # the registered endpoints of an experiment go before everything else
+BEYOND = {"causes": causes_blocks, "carrier": carrier_blocks}  # their own tables and drawings
+
+
+def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by experiment, in the study's order; unknown experiments follow in the order given."""
+    found = {run.experiment: [one for one in runs if one.experiment == run.experiment] for run in runs}
+    known = [name for name in EXPERIMENTS if name in found]
+    return {name: found[name] for name in [*known, *(name for name in found if name not in known)]}
+
+
+def experiment_section(experiment: str, runs: Sequence[Run]) -> Section:
+    """Everything about one experiment."""
+    title, asks = EXPERIMENTS.get(experiment, (words(experiment), ""))
+    finished = [run for run in runs if run.summary is not None]
+    compared = [pair for run in finished for pair in pairs(run)]
+    blocks: list[Block] = [Paragraph(asks)] if asks else []
+    blocks += [Alert(fault) for run in runs for fault in run.faults()]
+    blocks += _shortfalls(finished)
+    blocks += _interpretations(finished)
+    blocks += further_tables(finished, lambda key: key in LEADING)
+    blocks += pair_tables(compared)
+    blocks += [crossing_table(run) for run in finished if (run.summary or {}).get("cross_precision")]
+    blocks += _drawings(experiment, compared, finished)
+    for run in finished:
+        blocks += BEYOND[experiment](run, run.summary or {}) if experiment in BEYOND else []
+    blocks += further_tables(finished, lambda key: key not in LEADING)
+    blocks += [gate_table(finished)] if any((run.summary or {}).get("gates") for run in finished) else []
+    blocks += [all_values(run) for run in finished]
+    return Section(title, f"experiment-{_slug(experiment)}", tuple(blocks))
+
+
+def _shortfalls(runs: Sequence[Run]) -> list[Block]:
+    told = [(run, shortfall(run.summary["panel"])) for run in runs if run.summary and "panel" in run.summary]
+    return [Alert(f"{run.name}: {text}", "Mind") for run, text in told if text]
+
+
+def _interpretations(runs: Sequence[Run]) -> list[Block]:
+    labels = [(run, run.summary["interpretation"]) for run in runs if run.summary and "interpretation" in run.summary]
+    return [
+        Verdict(f"Frozen interpretation of {run.name}: {label}.")
+        if label
+        else Alert(f"{run.name}: a gate failed, so that no interpretation is given")
+        for run, label in labels
+    ]
+
+
+def _drawings(experiment: str, compared: Sequence[Pair], runs: Sequence[Run]) -> list[Block]:
+    if not compared:
+        return []
+    slug = _slug(experiment)
+    scored = [pair for pair in compared if "accuracy" in pair.summary]
+    found: list[Figure | None] = [
+        rates_figure(f"{slug}-rates", compared),
+        accuracy_figure(f"{slug}-accuracy", scored) if scored else None,
+        divergence_figure(f"{slug}-divergence", compared),
+        drift_figure(f"{slug}-drift", compared),
+    ]
+    for run in runs:
+        if any(set(TRANSPLANTS.values()) <= set(row.get("arms", ())) for row in run.rows):
+            found.append(transplant_figure(f"{run.anchor}-grid", run.name, run.rows))
+    return [figure for figure in found if figure is not None]
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() and c.isascii() else "-" for c in text).strip("-").lower() or "other"

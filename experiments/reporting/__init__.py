@@ -1,1 +1,0 @@
-"""The pieces of the report: runs read back, sections, figures, and the two renderings (Markdown, one HTML page)."""

@@ -1,0 +1,45 @@
+"""Weights are copied as bytes: every row stands where it should, and memory holds a buffer."""
+
+import hashlib
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from experiments.adapt.stream import Planned, Span, with_rows, write_stream
+from minimodel.numbers import same_bits
+from minimodel.safetensors_file import table_of_contents
+
+
+@settings(max_examples=12)
+@given(st.integers(1, 9), st.integers(0, 4), st.data())
+def test_rows_are_moved_as_bytes(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, more: int, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    matrix_ = torch.arange(rows * 3, dtype=torch.float32).view(rows, 3)
+    save_file({"m": matrix_, "n": torch.ones(5, dtype=torch.bfloat16)}, folder / "a.safetensors")
+    entries = table_of_contents(folder / "a.safetensors")
+    replaced = data.draw(st.sets(st.integers(0, rows - 1)))
+    sources = {k: data.draw(st.integers(0, rows - 1)) for k in (*replaced, *range(rows, rows + more))}
+    plan = {"n": Planned.copied(entries["n"]), "m": with_rows(entries["m"], rows + more, sources)}
+    digest = write_stream(folder / "b.safetensors", plan)
+    assert digest == hashlib.sha256((folder / "b.safetensors").read_bytes()).hexdigest()
+    found = load_file(folder / "b.safetensors")
+    expected = torch.stack([matrix_[sources.get(k, k)] for k in range(rows + more)])
+    assert same_bits(found["m"], expected) and same_bits(found["n"], torch.ones(5, dtype=torch.bfloat16))
+
+
+@pytest.mark.slow
+def test_copying_holds_a_buffer_and_not_the_weights(tmp_path: Path) -> None:
+    size = 1 << 30
+    with open(tmp_path / "raw", "wb") as file:
+        file.truncate(size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    write_stream(tmp_path / "big.safetensors", {"t": Planned("BF16", (size // 2,), (Span(tmp_path / "raw", 0, size),))})
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
+    assert table_of_contents(tmp_path / "big.safetensors")["t"].shape == (size // 2,)

@@ -1,0 +1,22 @@
+"""Arms take turns, and figures are medians, quartiles and ratios of one round."""
+
+from experiments.benchmark.timing import Spread, interleaved, ratios
+
+
+def test_rounds_take_turns_and_warm_up_does_not_count() -> None:
+    order: list[str] = []
+
+    def arm(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    found = interleaved({name: lambda name=name: arm(name) for name in "abc"}, repeats=2, warm_up=1)
+    assert "".join(order) == "abcbcacab"
+    assert found == {"a": [6.0, 8.0], "b": [4.0, 9.0], "c": [5.0, 7.0]}
+
+
+def test_spread_and_ratios() -> None:
+    assert Spread.of([3.0, 1.0, 2.0, 5.0, 4.0]) == Spread(3.0, 2.0, 4.0, 5)
+    assert Spread.of([2.0]) == Spread(2.0, 2.0, 2.0, 1)
+    # a machine twice as slow in the second round moves the figures, not the ratio
+    assert ratios([2.0, 4.0, 2.0], [1.0, 2.0, 1.0]) == Spread(2.0, 2.0, 2.0, 3)

@@ -1,0 +1,42 @@
+"""Two files that another attention kernel sets apart: the kernel is named as the cause."""
+
+from pathlib import Path
+
+from cache import build_incremental, build_live
+from cache.storage import Provenance
+from decode import Contract, State
+from experiments.harness.options import DEMO
+from experiments.harness.tasks import load_tasks
+from minimodel import load_model
+from tests.conftest import numeric
+from tests.experiments.crosscheck.recordings import record
+from tests.experiments.crosschecks import checked
+
+
+def test_another_attention_kernel(genuine: dict[str, Path], tiny_directory: Path, tmp_path: Path, state: State) -> None:
+    other = numeric("bf16", attention="eager")
+    model = load_model(tiny_directory, other)
+    files = record(tmp_path, model, state, state, "incremental", Provenance.here(tiny_directory, other))
+    report = checked(genuine["incremental trace"], files["incremental trace"], "--checkpoint", tiny_directory)
+    (finding,) = report["findings"]["r"]
+    assert finding["first"]["tensor"] == "self_attn.attention" and finding["first"]["head"] is not None
+    assert "repeat_kv" in finding["kernels"]["A"] and "eager" not in finding["kernels"]["A"]
+    assert "eager" in finding["kernels"]["B"] and "repeat_kv" not in finding["kernels"]["B"]
+    assert any("attention" in line and "repeat_kv" in line and "eager" in line for line in report["environment"])
+    # from the boundaries alone, reruns find the very step that the traces show
+    report = checked(genuine["incremental boundary"], files["incremental boundary"], "--checkpoint", tiny_directory)
+    assert report["findings"]["r"][0]["first"] == finding["first"]
+    assert "incremental: B is equal under eager of ours" in report["findings"]["r"][0]["lines"]
+
+
+def test_packed_heads_on_the_demo_are_named_as_the_cause(tmp_path: Path) -> None:
+    """The kernels of two transformers releases, over a prefix long enough for their sums to differ."""
+    directory, (task, *_) = DEMO / "primary", load_tasks(DEMO / "tasks.jsonl", 1)[0]
+    models = [load_model(directory, numeric("bf16", kernels=name)) for name in ("repeat_kv", "packed_gqa")]
+    prompt = State.prompt(Contract.load(directory), task.question, task.choices)
+    state, files = build_live(models[0], prompt).state, []
+    for model in models:
+        files.append(tmp_path / f"{model.numeric.attention}.safetensors")
+        build_incremental(model, state).save(files[-1], Provenance.here(directory, model.numeric), "r")
+    (finding,) = checked(*files, "--checkpoint", directory)["findings"]["r"]
+    assert finding["kernels"] == {"A": ["repeat_kv"], "B": ["packed_gqa"]}

@@ -1,0 +1,47 @@
+"""Traces of two constructions or of the last slots are compared where both have them; their size is foreseen."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cache.storage import Provenance, open_tensors
+from decode import State
+from experiments.harness.trace import SCHEMA as TRACE
+from experiments.harness.trace import Trace, require_room, slot_bytes
+from minimodel import Decoder
+from minimodel.numbers import bits
+from tests.experiments.crosscheck.recordings import BUILD
+from tests.experiments.crosschecks import checked, run
+from tests.helpers import refused
+
+
+def test_live_and_prefill_traces_have_the_same_names_and_can_be_compared(genuine: dict[str, Path]) -> None:
+    report = checked(genuine["incremental trace"], genuine["prefill trace"])
+    (finding,) = report["findings"]["r"]
+    assert finding["construction"] == "incremental against prefill"
+    assert finding["first"]["tensor"] == "self_attn.attention"
+
+
+@pytest.mark.parametrize("construction", list(BUILD))
+def test_a_trace_of_the_last_slots_is_compared_where_both_have_them(
+    genuine: dict[str, Path], bf16: Decoder, tmp_path: Path, state: State, provenance: Provenance, construction: str
+) -> None:
+    whole, last = genuine[f"{construction} trace"], Trace(last=5)
+    boundary = BUILD[construction](bf16, state, observe=last.observe)
+    last.save(tmp_path / "last.safetensors", boundary, provenance, "r")
+    kept = open_tensors(tmp_path / "last.safetensors", TRACE)
+    assert kept.names == open_tensors(whole, TRACE).names
+    assert kept.tensor("embed").shape[1] == 5 and kept.tensor("layers.0.self_attn.k_rotary").shape[2] == 5
+    assert run(whole, tmp_path / "last.safetensors").exit_code == 0
+    other = load_file(whole)["layers.1.mlp.product"][:, -5:]
+    assert torch.equal(bits(kept.tensor("layers.1.mlp.product")), bits(other.contiguous()))
+
+
+def test_the_size_of_a_trace_is_foreseen(genuine: dict[str, Path], bf16: Decoder, state: State) -> None:
+    sizes = {name: tensor.nbytes for name, tensor in load_file(genuine["prefill trace"]).items()}
+    assert slot_bytes(bf16.config, "bf16") * len(state) == sum(sizes.values()) - sizes["logits"]
+    require_room(bf16.config, "bf16", 1000)
+    with refused("--trace-last", str(10**9)):
+        require_room(bf16.config, "bf16", 10**9)
