@@ -58,7 +58,7 @@ def _staged(pool: ThreadPoolExecutor, tensors: list[Tensor], buffers: int) -> li
     largest = max(tensor.nbytes for tensor in tensors)
     free: SimpleQueue[Tensor] = SimpleQueue()
     for _ in range(buffers):
-        free.put(torch.empty(largest, dtype=torch.uint8, pin_memory=pinned))
+        free.put(torch.empty(largest, dtype=torch.uint8, device="cpu", pin_memory=pinned))
     futures = []
     for tensor in tensors:
         stage = free.get()  # waits until a worker gives one back

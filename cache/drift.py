@@ -131,7 +131,7 @@ def _first(unequal: Tensor, differing: int, positions: bool) -> tuple[int, ...] 
         return None
     ordered = unequal.permute(2, 0, 1, 3) if positions else unequal
     flat = int(ordered.reshape(-1).to(torch.uint8).argmax())
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), ordered.shape))
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, device="cpu"), ordered.shape))
 
 
 def _over(function: Any, values: list[float | None]) -> float | None:

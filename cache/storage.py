@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cache.digest import tensor_sha256
 from decode.contract import Contract
-from minimodel.checkpoint import file_digests
+from minimodel.checkpoint import Checkpoint, file_digests
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json
 from minimodel.numerics import NumericContract, environment
@@ -55,10 +55,13 @@ class Provenance:
     environment: Mapping[str, str]
 
     @classmethod
-    def here(cls, directory: str | Path, numeric: NumericContract) -> "Provenance":
-        """Ours, now: hashes the checkpoint's files and reads the settings of `numeric`, which must be in force."""
+    def here(cls, checkpoint: str | Path | Checkpoint, numeric: NumericContract) -> "Provenance":
+        """Returns ours, now: hashes the checkpoint's files and reads the settings of `numeric`, which must be in force.
+
+        InputError when an opened checkpoint's files changed since it was opened.
+        """
         numeric.require_in_force()
-        return cls(SOURCE, file_digests(directory), numeric.record(), environment())
+        return cls(SOURCE, file_digests(checkpoint), numeric.record(), environment())
 
 
 def contract_record(contract: Contract) -> dict[str, Any]:
@@ -110,7 +113,7 @@ class Stored:
     def tensor(self, name: str) -> Tensor:
         """A tensor on the CPU. InputError when its bytes are not those that were written."""
         entry = self.entries[name]
-        tensor = torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype])
+        tensor = torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype], device="cpu")
         read_into(entry, tensor)
         if tensor_sha256(tensor) != self.header["tensors"][name]:
             raise InputError(f"{self.path}: tensor {name}: expected the bytes that were written, found others")

@@ -33,9 +33,9 @@ def transplant(
     _require_same_geometry(recipient, donor)
     cache = recipient.cache.copy()
     chosen_layers = _indices(layers, cache.layers, "layers")
-    slots = torch.tensor(sorted(_indices(positions, len(cache), "positions")), dtype=torch.int64)
+    slots = torch.tensor(sorted(_indices(positions, len(cache), "positions")), dtype=torch.int64, device="cpu")
     heads_held = cache.keys(0).shape[1]
-    rows = torch.tensor(sorted(_indices(heads, heads_held, "heads")), dtype=torch.int64)
+    rows = torch.tensor(sorted(_indices(heads, heads_held, "heads")), dtype=torch.int64, device="cpu")
     for (layer, name, target), (_, _, source) in zip(cache.tensors(), donor.cache.tensors()):
         if layer in chosen_layers and name in TENSORS[tensors]:
             if positions is None and heads is None:

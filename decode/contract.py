@@ -73,7 +73,7 @@ class Contract:
         ordinary = _ordinary(codec, ids, raw.get("ineligible_ids"), vocab_size, where)
         open_ids, close_ids = tuple(ids[:NUM_ROLES]), tuple(ids[NUM_ROLES:])
         eligible = ordinary.repeat(NUM_ROLES, 1)
-        eligible[torch.arange(NUM_ROLES), torch.tensor(close_ids)] = True
+        eligible[list(range(NUM_ROLES)), list(close_ids)] = True
         return cls(
             open_ids,
             close_ids,
@@ -141,11 +141,11 @@ def _ordinary(codec: TextCodec, delimiters: list[int], ineligible: Any, vocab_si
         not isinstance(ineligible, list) or any(type(i) is not int or not 0 <= i < vocab_size for i in ineligible)
     ):
         raise refuse(f"{where}: ineligible_ids", f"a list of ids below vocab_size {vocab_size}", ineligible)
-    ordinary = torch.zeros(vocab_size, dtype=torch.bool)
+    ordinary = torch.zeros(vocab_size, dtype=torch.bool, device="cpu")
     defined = [i for i in codec.defined_ids() if i < vocab_size]
-    ordinary[torch.tensor(defined, dtype=torch.int64)] = True
+    ordinary[torch.tensor(defined, dtype=torch.int64, device="cpu")] = True
     banned = [*delimiters, *(codec.special_ids() if ineligible is None else ineligible)]
-    ordinary[torch.tensor([i for i in banned if i < vocab_size], dtype=torch.int64)] = False
+    ordinary[torch.tensor([i for i in banned if i < vocab_size], dtype=torch.int64, device="cpu")] = False
     if not ordinary.any():
         raise InputError(f"{where}: expected at least one ordinary token, found none that is eligible")
     return ordinary

@@ -12,8 +12,9 @@ from decode.state import State, content_of
 from decode.stepper import FunctionalRecord, Stepper, make_ready
 from decode.structure import Structure, advance, forced
 from minimodel.decoder import Decoder, Observe
+from minimodel.errors import InputError
 from minimodel.numbers import bits
-from minimodel.roles import ANSWER, MERGE
+from minimodel.roles import ANSWER, MERGE, ROLE_NAMES
 
 
 class RowFailure(RuntimeError):
@@ -77,8 +78,12 @@ def best_two(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
     """The eligible id with the largest logit, that logit, and the next. logits [B, V], the copies; eligible bool [V].
 
     Ties go to the lowest id: argmax gives the first of equal maxima (`topk` keeps no such order). Eligibility applies
-    before the tie rule. RowFailure when copies differ in any bit or a logit is NaN or infinite.
+    before the tie rule. RowFailure when copies differ in any bit or a logit is NaN or infinite; InputError when nothing
+    is eligible.
     """
+    if eligible.dtype != torch.bool or eligible.shape != logits.shape[1:]:
+        found = f"{eligible.dtype} {list(eligible.shape)}"
+        raise InputError(f"eligible: expected torch.bool {list(logits.shape[1:])}, found {found}")
     require_equal_copies(logits, "logits")
     low, high = torch.aminmax(logits[0])
     if not (torch.isfinite(low) and torch.isfinite(high)):
@@ -86,6 +91,8 @@ def best_two(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
     masked = logits[0].masked_fill(~eligible, float("-inf"))
     best = masked.argmax()
     top = masked[best].item()
+    if top == float("-inf"):  # every logit is finite
+        raise InputError("eligible: expected at least one id that may be chosen, found none")
     masked[best] = float("-inf")
     token = int(best)
     return token, top, masked.max().item()
@@ -121,7 +128,11 @@ def generate(
         token, margin, top = forced(contract, structure), None, None
         if token is None:
             assert logits is not None, "a free choice needs logits"
-            token, top, second = best_two(logits, eligible[structure.block])
+            try:
+                token, top, second = best_two(logits, eligible[structure.block])
+            except RowFailure as failure:
+                at = f"block {ROLE_NAMES[structure.block]}, step {structure.content + 1}"
+                raise RowFailure(f"{at}, slot {stepper.length}: {failure}") from None
             margin = top - second
         role, structure = structure.block, advance(contract, structure, token)
         tokens.append(token)

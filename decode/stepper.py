@@ -35,7 +35,7 @@ class FunctionalRecord:
     ) -> "FunctionalRecord":
         """The record that any right construction of these tokens fills: positions 0, 1, 2, ..., the mask's rows."""
         record, table = cls(), visibility_tensor(visibility, torch.device("cpu"))
-        keys = torch.tensor(list(roles), dtype=torch.int64)
+        keys = torch.tensor(list(roles), dtype=torch.int64, device="cpu")
         for slot, (token, role) in enumerate(zip(tokens, roles)):
             record.add(token, role, slot, table[role, keys[: slot + 1]])
         return record

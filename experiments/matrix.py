@@ -67,8 +67,7 @@ def matrix_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
 def open_saving(session: Session, out: Path, boundaries: bool, traced: tuple[str, ...], last: int | None) -> Saving:
     """What the run writes beside its ledger, refused before the first row where it cannot be written."""
     numeric, order = session.numeric, [task.id for task in session.tasks]
-    checkpoint = session.options.checkpoint
-    saving = Saving.chosen(out, boundaries, traced, last, order, lambda: Provenance.here(checkpoint, numeric))
+    saving = Saving.chosen(out, boundaries, traced, last, order, lambda: Provenance.here(session.checkpoint, numeric))
     longest = max((session.contract.prefix_limit(len(prompt)) for prompt in session.prompts), default=0)
     if traced:
         require_room(session.model.config, numeric.dtype, min(last or longest, longest))

@@ -1,8 +1,8 @@
 """Attention kernels by name, all of one signature. The first, `eager`, is the specification.
 
 attend(query [B, H, T, D], keys and values [B, H_kv, S, D], mask, scaling) -> [B, T, H, D] in the dtype of query.
-`mask` is bool [B, 1, T, S], True where the query row may attend to the key column, or None for plain causal attention
-of T rows over T columns (or of one row over all). A query row that may attend to nothing gives zeros.
+`mask` is bool [B, 1, T, S], True where the query row may attend to the key column, or None for plain causal attention,
+the T rows being the last T of the S columns. A query row that may attend to nothing gives zeros.
 """
 
 from collections.abc import Callable
@@ -88,13 +88,16 @@ def packed_gqa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
 
 
 def _sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    length, key_length = query.shape[2], keys.shape[2]
+    if mask is None and 1 < length != key_length:
+        mask = causal_mask(length, key_length, query.device)  # SDPA's own counts the rows from the first key
     out = F.scaled_dot_product_attention(
         query,
         keys,
         values,
         attn_mask=mask,
         scale=scaling,
-        is_causal=mask is None and query.shape[2] > 1,
+        is_causal=mask is None and length > 1,
         enable_gqa=query.shape[1] != keys.shape[1],
     )
     return (out if mask is None else zero_dead_rows(out, mask)).transpose(1, 2)

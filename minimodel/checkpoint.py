@@ -1,12 +1,19 @@
 """A checkpoint directory: which files, which tensors, and their names and shapes checked before any is read."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
-from minimodel.files import checkpoint_directory, inside, read_json_object
+from minimodel.files import (
+    Identity,
+    checkpoint_directory,
+    identity,
+    inside,
+    read_json_object,
+    require_unchanged,
+    sha256_of,
+)
 from minimodel.roles import NUM_ROLES, RoleRules
 from minimodel.safetensors_file import TensorEntry, require_float, table_of_contents
 
@@ -21,16 +28,19 @@ ROLE_TABLE, ROLE_PICKLE, CONTRACT, TOKENIZER = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a directory holds, checked: the config, every tensor's entry by name, and notes for the manifest.
-
-    `contract` is the raw object of contract.json, None for a stock checkpoint (no role table, no contract).
-    """
+    """What a directory holds, checked."""
 
     directory: Path
     config: ModelConfig
-    tensors: dict[str, TensorEntry]
-    contract: dict | None
-    warnings: tuple[str, ...]
+    tensors: dict[str, TensorEntry]  # by name
+    contract: dict | None  # the object of contract.json; None for a stock checkpoint (no role table, no contract)
+    warnings: tuple[str, ...]  # notes for the manifest
+    files: dict[str, Identity | None]  # every file that decides a bit, as it was before the first was read
+
+    def require_unchanged(self) -> None:
+        """InputError, naming the file, when one changed since the checkpoint was opened."""
+        for name, before in self.files.items():
+            require_unchanged(self.directory / name, before)
 
 
 def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
@@ -39,6 +49,7 @@ def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
     `stock`: leave a role table and a contract aside, in whatever form they may be there.
     """
     directory = checkpoint_directory(directory)
+    files = {name: identity(directory / name) for name in _deciding_files(directory)}
     config = ModelConfig.from_dict(read_json_object(inside(directory, CONFIG)), str(directory / CONFIG))
     tensors = _weights(directory)
     shapes = expected_shapes(config)
@@ -60,7 +71,7 @@ def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
     contract = None if stock else _role_files(directory, config, tensors)
     for entry in tensors.values():
         require_float(entry)
-    return Checkpoint(directory, config, tensors, contract, tuple(warnings))
+    return Checkpoint(directory, config, tensors, contract, tuple(warnings), files)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -86,13 +97,13 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _weights(directory: Path) -> dict[str, TensorEntry]:
     single, index = inside(directory, SINGLE), inside(directory, INDEX)
-    if single.exists() and index.exists():
-        raise InputError(f"{directory}: expected {SINGLE} or {INDEX}, found both")
     if not index.exists():
         return table_of_contents(single)
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise refuse(f"{index}: weight_map", "an object from tensor names to file names", weight_map)
+    if single.exists() and SINGLE not in weight_map.values():
+        raise InputError(f"{directory}: expected {SINGLE} or {INDEX}, found both, and the index names other files")
     paths = {}
     for name, file in weight_map.items():  # every entry is checked before any shard is opened
         paths[name] = inside(directory, file)
@@ -135,17 +146,24 @@ def _role_files(directory: Path, config: ModelConfig, tensors: dict[str, TensorE
     return raw
 
 
-def file_digests(directory: str | Path) -> dict[str, str]:
-    """SHA-256 of each file that decides a bit, by name, in name order: the checkpoint's identity in a manifest."""
-    directory = Path(directory)
-    names = [CONFIG, TOKENIZER, ROLE_TABLE, CONTRACT, SINGLE, INDEX]
+def file_digests(checkpoint: "str | Path | Checkpoint") -> dict[str, str]:
+    """Returns the SHA-256 of each file that decides a bit, by name, in name order: the identity in a manifest.
+
+    Of an opened checkpoint the digests are those of the files that were read: InputError when one changed since.
+    """
+    directory = checkpoint.directory if isinstance(checkpoint, Checkpoint) else Path(checkpoint)
+    paths = {name: inside(directory, name) for name in _deciding_files(directory)}
+    digests = {name: sha256_of(path) for name, path in paths.items() if path.is_file()}
+    if isinstance(checkpoint, Checkpoint):
+        checkpoint.require_unchanged()
+    return digests
+
+
+def _deciding_files(directory: Path) -> list[str]:
+    """Returns the names of the files that decide a bit, sorted, whether they are there or not."""
+    names = {CONFIG, TOKENIZER, ROLE_TABLE, CONTRACT, SINGLE, INDEX}
     index = inside(directory, INDEX)
     if index.exists():
-        names += sorted({str(file) for file in read_json_object(index).get("weight_map", {}).values()})
-    digests = {}
-    for name in sorted(set(names)):
-        path = inside(directory, name)
-        if path.is_file():
-            with open(path, "rb") as file:
-                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
+        shards = read_json_object(index).get("weight_map")
+        names |= {str(file) for file in shards.values()} if isinstance(shards, dict) else set()
+    return sorted(names)

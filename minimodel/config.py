@@ -44,7 +44,9 @@ class ModelConfig:
         _refuse_other_models(raw, where)
         _refuse_sliding_window(raw, where)
         heads = _size(raw, "num_attention_heads", where)
-        kv_heads = _size(raw, "num_key_value_heads", where)
+        # a null, unlike a missing key, is transformers' own spelling of one key/value head per query head
+        shared = "num_key_value_heads" not in raw or raw["num_key_value_heads"] is not None
+        kv_heads = _size(raw, "num_key_value_heads", where) if shared else heads
         hidden = _size(raw, "hidden_size", where)
         if heads % kv_heads:
             raise refuse(f"{where}: num_attention_heads", f"a multiple of num_key_value_heads {kv_heads}", heads)
@@ -83,7 +85,7 @@ def _positive(value: Any, where: str) -> float:
 
 
 def _flag(raw: dict[str, Any], key: str, default: bool, where: str) -> bool:
-    value = raw.get(key, default)
+    value = default if raw.get(key) is None else raw[key]  # transformers writes null for "not set"
     if type(value) is not bool:
         raise refuse(f"{where}: {key}", "true or false", value)
     return value
@@ -99,7 +101,7 @@ def _refuse_other_models(raw: dict[str, Any], where: str) -> None:
         raise refuse(f"{where}: architectures", "['Qwen2ForCausalLM']", architectures)
     if raw.get("hidden_act", "silu") != "silu":
         raise refuse(f"{where}: hidden_act", "'silu'", raw["hidden_act"])
-    if raw.get("quantization_config") is not None:
+    if raw.get("quantization_config") not in (None, {}):
         raise refuse(
             f"{where}: quantization_config", "none: quantized weights are not implemented", raw["quantization_config"]
         )
@@ -112,7 +114,11 @@ def _refuse_sliding_window(raw: dict[str, Any], where: str) -> None:
         not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
     ):
         raise refuse(f"{where}: layer_types", "only 'full_attention': sliding windows are not implemented", layer_types)
-    if not _flag(raw, "use_sliding_window", False, where) or layer_types is not None:
+    if layer_types is not None and len(layer_types) != raw.get("num_hidden_layers"):
+        expected = f"one entry for each of num_hidden_layers {raw.get('num_hidden_layers')!r:.40}"
+        raise InputError(f"{where}: layer_types: expected {expected}, found {len(layer_types)}")
+    switched_on = _flag(raw, "use_sliding_window", False, where) and raw.get("sliding_window", 4096) is not None
+    if not switched_on or layer_types is not None:
         return
     first = raw.get("max_window_layers", 28)  # transformers' default; layers from this one on slide
     layers = raw.get("num_hidden_layers")

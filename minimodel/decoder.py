@@ -22,7 +22,7 @@ from minimodel.linear_packed import Part
 from minimodel.mask import causal_mask, check_mask
 from minimodel.norm import rms_norm
 from minimodel.numerics import NumericContract
-from minimodel.roles import RoleRules
+from minimodel.roles import NUM_ROLES, RoleRules, check_ids
 from minimodel.rotary import RotaryTables, rotate
 
 Observe = Callable[[str, Tensor], None]
@@ -100,17 +100,19 @@ class Decoder:
 
         `roles` are raw roles 0-5, None exactly for a stock checkpoint. `mask` None means plain causal attention,
         whatever the roles: who may see whom is the mask's alone (`roles.attention_mask`).
-        Errors: InputError for a mask of another dtype or shape, and for roles without a role table or the reverse.
+        Errors: InputError for a mask of another dtype or shape, for roles without a role table or the reverse, and on
+        the CPU for token ids, roles or positions out of range.
         """
         note = observe or _unobserved
         length = input_ids.shape[1]
         key_length = length + (0 if cache is None else len(cache))
         check_mask(mask, input_ids.shape[0], length, key_length)
+        last = check_ids("position_ids", position_ids, self.config.max_position_embeddings)
         if mask is None and length > 1 and key_length > length:
             mask = causal_mask(length, key_length, input_ids.device)
         hidden_states = self.embed(input_ids, roles)
         note("embed", hidden_states)
-        rotary = self.rotary.at(position_ids, key_length)
+        rotary = self.rotary.at(position_ids, max(key_length, last + 1))
         for index, layer in enumerate(self.layers):
             name = f"layers.{index}."
             if index in self._borders:  # moving changes no bit
@@ -139,9 +141,11 @@ class Decoder:
         if (roles is None) != (self.role_embedding is None):
             table = "no role table" if roles is not None else "a role table"
             raise InputError(f"roles: expected roles exactly where the checkpoint has a role table, found {table}")
+        check_ids("input_ids", input_ids, self.config.vocab_size)
         hidden_states = F.embedding(input_ids, self.embed_tokens)
         if roles is None or self.role_embedding is None:
             return hidden_states
+        check_ids("roles", roles, NUM_ROLES)
         return hidden_states + F.embedding(roles + self.rules.role_offset, self.role_embedding)
 
     def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:

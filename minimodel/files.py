@@ -1,6 +1,8 @@
 """Reading a checkpoint directory's small files: bounded, inside the directory, and never a traceback."""
 
+import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from minimodel.errors import InputError
 
 MAX_JSON_BYTES = 16 * 1024 * 1024  # parsed, the worst JSON takes fifty times its bytes; a large index has 0.2 MB
 MAX_NAME_BYTES = 255  # what file systems allow
+Identity = tuple[int, int, int, int, int]  # device, inode, size, time of the last write, time of the last change
 
 
 def checkpoint_directory(directory: str | Path) -> Path:
@@ -19,7 +22,11 @@ def checkpoint_directory(directory: str | Path) -> Path:
 
 
 def inside(directory: Path, name: str) -> Path:
-    """The path of `name` in `directory`, refused when it is not a plain name or leads outside (through a link, say)."""
+    """Returns the path of `name` in `directory`; InputError for no plain name, and for a link that leads elsewhere.
+
+    A link may lead to a neighbour, and from a snapshot of the Hugging Face cache to the blobs of the same model, where
+    the cache keeps every file: models--ORG--NAME/snapshots/REVISION/NAME -> ../../blobs/DIGEST.
+    """
     if not isinstance(name, str) or not _plain(name):
         raise InputError(f"{directory}: expected a plain file name, found {str(name)[:120]!r}")
     path = directory / name
@@ -28,9 +35,16 @@ def inside(directory: Path, name: str) -> Path:
         home = directory.resolve(strict=False)
     except (OSError, RuntimeError) as error:  # a loop of links
         raise InputError(f"{path}: cannot be resolved ({error})") from None
-    if resolved.parent != home:
-        raise InputError(f"{path}: expected a file inside its directory, found a link to {resolved}")
+    if resolved.parent != home and not (home.parent.name == "snapshots" and resolved.parent == _blobs(home)):
+        raise InputError(
+            f"{path}: expected a file inside its directory, found a link to {resolved}; "
+            "a copy without links comes from: hf download REPOSITORY --local-dir DIR"
+        )
     return path
+
+
+def _blobs(snapshot: Path) -> Path:
+    return snapshot.parent.parent / "blobs"
 
 
 def _plain(name: str) -> bool:
@@ -61,6 +75,36 @@ def require_plain_file(path: Path) -> None:
     if not path.is_file():
         found = "a directory" if path.is_dir() else "something else" if path.exists() else "nothing"
         raise InputError(f"{path}: expected a file, found {found}")
+
+
+def identity(path: Path) -> Identity | None:
+    """Returns what tells one state of a file from the next, None where there is no file."""
+    try:
+        return _identity(os.stat(path))
+    except (OSError, ValueError):  # ValueError: a name with a zero byte or a lone surrogate
+        return None
+
+
+def _identity(found: os.stat_result) -> Identity:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def require_unchanged(path: Path, before: Identity | None) -> None:
+    """InputError when the file is not as it was at `before`: what was read of it may be of two states."""
+    if identity(path) != before:
+        raise InputError(f"{path}: expected the file that was opened, found that it changed since; start again")
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the hex SHA-256 of a file. InputError when it cannot be read, or changes while it is read."""
+    try:
+        with open(path, "rb") as file:
+            before = _identity(os.fstat(file.fileno()))
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    require_unchanged(path, before)
+    return digest
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -30,14 +30,18 @@ def load_model(directory: str | Path, numeric: NumericContract) -> Decoder:
 
 
 def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
-    """Reads the tensors of an opened checkpoint. InputError names a tensor that holds NaN or infinity."""
+    """Reads the tensors of an opened checkpoint. InputError names a tensor that holds NaN or infinity, or a file that
+    changed since it was opened.
+    """
     if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
         prove(numeric, checkpoint.config)
     rules = None
     if checkpoint.contract is not None:
         rules = RoleRules.from_contract(checkpoint.contract, str(checkpoint.directory / "contract.json"))
     with blocks_apart():
-        return Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, rules)
+        decoder = Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, rules)
+    checkpoint.require_unchanged()
+    return decoder
 
 
 class _Reader(Mapping[str, Tensor]):

@@ -65,7 +65,7 @@ def settle_vector_math() -> None:
     off, once (pytorch issue 188792). A rotary table of 512 rows was so given other bits in about one process in ten.
     """
     for dtype in (torch.float32, torch.float64):  # narrower dtypes do not go through MKL
-        one = torch.ones(1, dtype=dtype)
+        one = torch.ones(1, dtype=dtype, device="cpu")
         for function in SETTLED:
             getattr(torch, function)(one)
 

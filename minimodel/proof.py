@@ -40,12 +40,12 @@ def cancelling(
     Columns go in random pairs: equal in x, opposite in the weight. An odd column is zero.
     """
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(width, generator=generator)
+    order = torch.randperm(width, generator=generator, device="cpu")
     first, second = order[: width // 2], order[width // 2 : width // 2 * 2]
-    x, weight = torch.zeros(rows, width), torch.zeros(out, width)
-    scale = torch.randint(-8, 9, (rows, len(first)), generator=generator)
-    x[:, first] = torch.randn(rows, len(first), generator=generator) * 2.0**scale
-    weight[:, first] = torch.randn(out, len(first), generator=generator)
+    x, weight = (torch.zeros(count, width, dtype=torch.float32, device="cpu") for count in (rows, out))
+    scale = torch.randint(-8, 9, (rows, len(first)), generator=generator, device="cpu")
+    x[:, first] = torch.randn(rows, len(first), generator=generator, dtype=torch.float32, device="cpu") * 2.0**scale
+    weight[:, first] = torch.randn(out, len(first), generator=generator, dtype=torch.float32, device="cpu")
     x, weight = x.to(dtype), weight.to(dtype)
     x[:, second], weight[:, second] = x[:, first], -weight[:, first]
     return x.to(device), weight.to(device)
@@ -62,7 +62,7 @@ def place_does_not_matter(function: Rows, x: Tensor, tile: int, expected: Tensor
     Tried per thread count on three calls: the first rows of x in order, a shuffle of all rows, and that shuffle turned
     by an odd step and padded with zero rows.
     """
-    order = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(1))[:tile].to(x.device)
+    order = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(1), device="cpu")[:tile].to(x.device)
     turned = order.roll(tile // 2 + 1)[: -(-tile * 2 // 3)]
     padded = x.new_zeros(tile, x.shape[1])
     padded[: len(turned)] = x[turned]

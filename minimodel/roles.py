@@ -61,6 +61,19 @@ def visibility_tensor(visibility: tuple[tuple[int, ...], ...], device: torch.dev
     return torch.tensor(visibility, dtype=torch.bool, device=device)
 
 
+def check_ids(name: str, ids: Tensor, limit: int) -> int:
+    """Returns the largest id; InputError unless all are from 0 to limit - 1, as indexing reads negative ones backwards.
+
+    On an accelerator nothing is checked and -1 returned: reading a value back would wait for the device in every step.
+    """
+    if ids.device.type != "cpu" or ids.numel() == 0:
+        return -1
+    low, high = (int(bound) for bound in torch.aminmax(ids))
+    if low < 0 or high >= limit:
+        raise refuse(name, f"integers from 0 to {limit - 1}", low if low < 0 else high)
+    return high
+
+
 def position_ids(valid: Tensor) -> Tensor:
     """valid bool [B, S] -> int64 [B, S]: non-padding tokens count from zero; padding gets 0, which nothing reads."""
     return (valid.to(torch.int64).cumsum(dim=-1) - 1).clamp_min(0)
@@ -79,6 +92,8 @@ def attention_mask(
     [B, T] and valid_key [B, S] are False at padding (None: no padding). `visibility` None leaves it at causal AND
     padding, as a stock checkpoint wants.
     """
+    check_ids("roles", roles_query, NUM_ROLES)
+    check_ids("roles", roles_key, NUM_ROLES)
     length, key_length = roles_query.shape[1], roles_key.shape[1]
     rows = torch.arange(key_length - length, key_length, device=roles_key.device)
     mask = (torch.arange(key_length, device=roles_key.device)[None, :] <= rows[:, None])[None]

@@ -14,8 +14,8 @@ def rotary_table(length: int, head_dim: int, rope_theta: float, dtype: torch.dty
     Source: transformers `Qwen2RotaryEmbedding` (4.46 to 5.24), rope_type "default".
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    inv_freq = 1.0 / (rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(wide) / head_dim))
-    positions = torch.arange(length, dtype=torch.int64).to(wide)
+    inv_freq = 1.0 / (rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").to(wide) / head_dim))
+    positions = torch.arange(length, dtype=torch.int64, device="cpu").to(wide)
     freqs = positions[:, None] * inv_freq[None, :]
     angles = torch.cat((freqs, freqs), dim=-1)
     # the query and key products see the model dtype

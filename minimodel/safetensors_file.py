@@ -4,7 +4,6 @@ The `safetensors` library checks the file (header, ranges, total size); the byte
 memory that is already allocated. Mapping the file instead would count every weight twice while it is copied.
 """
 
-import json
 import struct
 from dataclasses import dataclass
 from io import FileIO
@@ -15,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minimodel.errors import InputError
-from minimodel.files import require_plain_file
+from minimodel.files import parse_json, require_plain_file
 
 FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 MAX_HEADER_BYTES = 8 * 1024 * 1024  # parsed, the worst header takes fifty times its bytes; Qwen2.5-72B's has 0.1 MB
@@ -36,8 +35,8 @@ class TensorEntry:
 
 def table_of_contents(path: Path) -> dict[str, TensorEntry]:
     """The file's tensors by name. InputError for a file that is missing, cut, padded or otherwise damaged."""
+    require_plain_file(path)
     try:
-        require_plain_file(path)
         with open(path, "rb") as file:
             (header_length,) = struct.unpack("<Q", file.read(8))
             if header_length > MAX_HEADER_BYTES:
@@ -45,14 +44,14 @@ def table_of_contents(path: Path) -> dict[str, TensorEntry]:
             text = file.read(header_length)
         with safe_open(path, framework="np") as opened:  # for torch it would map the whole file as writable memory
             names = set(opened.keys())
-        header = json.loads(text)
-    except InputError:
-        raise
-    except (SafetensorError, OSError, ValueError, struct.error, RecursionError) as error:
+        header = parse_json(text, "header")  # of a name given twice the library takes the last
+        header.pop("__metadata__", None)
+        assert set(header) == names, "the library and this reader find other tensors"
+    except MemoryError:
+        size = path.stat().st_size
+        raise InputError(f"{path}: expected {size} bytes of free memory or address space, found less") from None
+    except (SafetensorError, OSError, ValueError, struct.error) as error:
         raise InputError(f"{path}: incomplete or damaged ({' '.join(str(error).split())[:160]})") from None
-    header.pop("__metadata__", None)
-    if set(header) != names:
-        raise InputError(f"{path}: incomplete or damaged (its header names a tensor twice)")
     base = 8 + header_length
     return {
         name: TensorEntry(
@@ -89,7 +88,7 @@ def read_into(entry: TensorEntry, target: Tensor) -> None:
                 _fill(file, flat, entry)
                 return
             step = STAGE_BYTES // dtype.itemsize
-            stage = torch.empty(min(step, flat.numel()), dtype=dtype)
+            stage = torch.empty(min(step, flat.numel()), dtype=dtype, device="cpu")
             for first in range(0, flat.numel(), step):
                 part = stage[: min(step, flat.numel() - first)]
                 _fill(file, part, entry)

@@ -34,8 +34,10 @@ def prove(numeric: NumericContract, config: ModelConfig) -> None:
     """
     assert (numeric.attention, numeric.linear) == KERNELS["invariant"], "only invariant kernels claim invariance"
     model = _random_layer(numeric, config)
-    tokens = torch.randint(VOCABULARY, (1, LENGTH), generator=torch.Generator().manual_seed(3)).to(numeric.torch_device)
-    mask = (torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(4)) < 0.8).tril().fill_diagonal_(True)
+    three, four = (torch.Generator().manual_seed(seed) for seed in (3, 4))
+    tokens = torch.randint(VOCABULARY, (1, LENGTH), generator=three, device="cpu").to(numeric.torch_device)
+    drawn = torch.rand(LENGTH, LENGTH, generator=four, dtype=torch.float32, device="cpu")
+    mask = (drawn < 0.8).tril().fill_diagonal_(True)
     mask[5] = False  # a row that may attend to nothing, as padding leaves it
     mask = mask[None, None].to(numeric.torch_device)
     with torch.inference_mode():
@@ -121,7 +123,7 @@ def _random_layer(numeric: NumericContract, config: ModelConfig) -> Decoder:
     generator = torch.Generator().manual_seed(5)
     weights = {}
     for name, shape in expected_shapes(config).items():
-        weight = torch.randn(shape, generator=generator)
+        weight = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
         weight = 1 + weight / 4 if "norm" in name else weight * shape[-1] ** -0.5
         weights[name] = weight.to(numeric.torch_dtype).to(numeric.torch_device)
     del weights["lm_head.weight"]

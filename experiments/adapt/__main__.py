@@ -79,6 +79,7 @@ def adapt(base: Path, out: Path, choices: Choices) -> list[str]:
         sums = {SINGLE: write_stream(part / SINGLE, plan)}
         sums |= {name: sha256_file(part / name) for name in (CONFIG, TOKENIZER, ROLE_TABLE, CONTRACT)}
         (part / SUMS).write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
+        checkpoint.require_unchanged()
         open_checkpoint(part)
         if out.exists():
             out.rmdir()

@@ -20,13 +20,14 @@ def neutral_table(hidden_size: int, dtype: str) -> Tensor:
 
     x + (-0) is x for every x, signed zeros included; x + (+0) turns -0 into +0.
     """
-    return torch.full((ROLE_ROWS, hidden_size), -0.0, dtype=FILE_DTYPES[dtype])
+    return torch.full((ROLE_ROWS, hidden_size), -0.0, dtype=FILE_DTYPES[dtype], device="cpu")
 
 
 def normal_table(hidden_size: int, dtype: str, std: float, seed: int) -> Tensor:
     """[14, E], normal with mean 0, drawn in FP32 from a generator of its own and rounded once."""
-    table = torch.randn(ROLE_ROWS, hidden_size, generator=torch.Generator().manual_seed(seed)) * std
-    return table.to(FILE_DTYPES[dtype])
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(ROLE_ROWS, hidden_size, generator=generator, dtype=torch.float32, device="cpu")
+    return (table * std).to(FILE_DTYPES[dtype])
 
 
 def converted_table(path: Path, hidden_size: int) -> Tensor:
@@ -58,7 +59,7 @@ def _from_safetensors(path: Path) -> Tensor:
     (entry,) = entries.values()
     if entry.dtype not in FILE_DTYPES:
         raise refuse(f"{path}: dtype", "BF16, F16, F32 or F64", entry.dtype)
-    table = torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype])
+    table = torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype], device="cpu")
     read_into(entry, table)
     return table
 

@@ -39,7 +39,8 @@ class Asked:
 def benchmark(options: BenchOptions) -> dict[str, Any]:
     """benchmark.json's object. InputError before anything is measured."""
     numeric, parts = options.numeric, options.parts
-    contract, config = Contract.load(options.checkpoint), open_checkpoint(options.checkpoint).config
+    checkpoint = open_checkpoint(options.checkpoint)
+    contract, config = Contract.load(options.checkpoint), checkpoint.config
     lengths = asked(options, config.max_position_embeddings)
     tasks, _ = load_tasks(options.tasks, 1)
     prompts = prompt_states(tasks, contract, config.max_position_embeddings, options.tasks) if "row" in parts else []
@@ -53,7 +54,7 @@ def benchmark(options: BenchOptions) -> dict[str, Any]:
         "machine": where,
         "checkpoint": {
             "directory": str(options.checkpoint),
-            "sha256": file_digests(options.checkpoint),
+            "sha256": file_digests(checkpoint),
             "config": asdict(config),
         },
         "options": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()},

@@ -66,7 +66,7 @@ def first_difference(step: str, left: Tensor, right: Tensor, stop: int, head_dim
     axis = token_axis(left) if left.ndim > 2 else None
     ordered = unequal if axis is None else unequal.movedim(axis, 0)
     flat = int(ordered.reshape(-1).to(torch.uint8).argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(flat), ordered.shape)]
+    index = [int(i) for i in torch.unravel_index(torch.tensor(flat, device="cpu"), ordered.shape)]
     if axis is None:
         slot, rest = stop - 1, index
     else:
@@ -127,6 +127,6 @@ def as_dict(difference: Difference | None) -> dict[str, Any] | None:
         return None
     raw = dict(difference.__dict__)
     for side in ("left", "right"):
-        if not torch.isfinite(torch.tensor(raw[side], dtype=torch.float64)):
+        if not torch.isfinite(torch.tensor(raw[side], dtype=torch.float64, device="cpu")):
             raw[side] = repr(raw[side])
     return raw

@@ -58,14 +58,13 @@ class BankSession:
         return build_manifest(
             self.experiment,
             list(self.models.numeric.values()),
-            self.options.checkpoint,
+            self.models.checkpoint,
             self.contract,
             tasks_bytes,
             row_order,
             self.options.preflight,
             panel={"bank": self.bank.record(), **panel},
             information={"source": str(self.bank.source), **information},
-            warnings=self.models.checkpoint.warnings,
         )
 
 
@@ -83,8 +82,8 @@ def open_bank_session(
     checkpoint must be the one that the bank's run decoded; else only its tokenizer must be.
     """
     numeric = numeric or {dtype: options.numeric(dtype) for dtype in dtypes}
+    checkpoint = open_checkpoint(options.checkpoint)  # first: whatever is read later is held to what it found
     contract = Contract.load(options.checkpoint)
-    checkpoint = open_checkpoint(options.checkpoint)
     require_checkpoint(bank, options.checkpoint, same_weights)
     return BankSession(experiment, options, contract, bank, Models(checkpoint, numeric))
 

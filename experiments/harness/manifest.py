@@ -8,7 +8,7 @@ from typing import Any
 
 from decode.contract import Contract
 from experiments.harness.rundir import INFORMATION
-from minimodel.checkpoint import file_digests
+from minimodel.checkpoint import Checkpoint, file_digests
 from minimodel.numerics import NumericContract, environment
 
 SCHEMA = "stage-replay-run-v1"
@@ -19,14 +19,13 @@ ROOMS = ("minimodel", "decode", "cache", "stats", "experiments")
 def build_manifest(
     experiment: str,
     numeric: list[NumericContract],
-    checkpoint: Path,
+    checkpoint: Checkpoint,
     contract: Contract,
     tasks_bytes: bytes | None,
     row_order: list[str],
     preflight: int,
     panel: dict[str, Any] | None = None,
     information: dict[str, Any] | None = None,
-    warnings: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """numeric: one contract a dtype of the run, in order; `apply` is called on each to record what it puts in force.
     tasks_bytes: the task file's, None for an experiment that reads none.
@@ -42,7 +41,7 @@ def build_manifest(
         "environment": environment(),
         "code_sha256": code_sha256(),
         "checkpoint": file_digests(checkpoint),
-        "checkpoint_warnings": list(warnings),
+        "checkpoint_warnings": list(checkpoint.warnings),
         "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
         "caps": {"branch": contract.caps[1], "merge": contract.caps[4], "answer": contract.caps[5]},
         "visibility": [list(row) for row in contract.rules.visibility],
@@ -51,7 +50,7 @@ def build_manifest(
         "panel": panel or {},
         "row_order": row_order,
         INFORMATION: {
-            "checkpoint": str(checkpoint),
+            "checkpoint": str(checkpoint.directory),
             "command": sys.argv[1:],
             **git_state(),
             **(information or {}),
@@ -70,7 +69,14 @@ def code_sha256() -> str:
 
 
 def git_state() -> dict[str, Any]:
-    """Commit and dirty flag of the source tree; nulls where it is not a git checkout."""
+    """Returns commit and dirty flag of the source tree; nulls where it is no git checkout of its own.
+
+    A package installed below somebody else's repository lies in that repository's tree and is not a part of it: the
+    commit counts only where the repository's top is this tree's own root.
+    """
+    top = _git("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != ROOT:
+        return {"git_commit": None, "git_dirty": None}
     commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
     return {"git_commit": commit, "git_dirty": None if status is None else bool(status)}
 

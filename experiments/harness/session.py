@@ -8,7 +8,7 @@ from decode.state import State
 from experiments.harness.manifest import build_manifest
 from experiments.harness.options import RunOptions
 from experiments.harness.tasks import Task, load_tasks, prompt_states
-from minimodel.checkpoint import open_checkpoint
+from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.load import decoder_from
 from minimodel.numerics import NumericContract
@@ -16,7 +16,7 @@ from minimodel.numerics import NumericContract
 
 @dataclass(frozen=True)
 class Session:
-    """An experiment's inputs at one dtype, in task order."""
+    """Holds an experiment's inputs at one dtype, in task order."""
 
     experiment: str
     options: RunOptions
@@ -26,32 +26,31 @@ class Session:
     tasks: list[Task]
     prompts: list[State]
     tasks_bytes: bytes
-    warnings: tuple[str, ...]
+    checkpoint: Checkpoint
 
     def manifest(self, panel: dict[str, Any] | None = None) -> dict[str, Any]:
         """The manifest of a run over all tasks in source order."""
         return build_manifest(
             self.experiment,
             [self.numeric],
-            self.options.checkpoint,
+            self.checkpoint,
             self.contract,
             self.tasks_bytes,
             [task.id for task in self.tasks],
             self.options.preflight,
             panel=panel,
             information={"tasks": str(self.options.tasks)},
-            warnings=self.warnings,
         )
 
 
 def open_session(experiment: str, options: RunOptions, dtype: str) -> Session:
     """Opens and checks everything. InputError for the first kind of fault, listing every row it touches."""
     numeric = options.numeric(dtype)
+    checkpoint = open_checkpoint(options.checkpoint)  # first: whatever is read later is held to what it found
     contract = Contract.load(options.checkpoint)
-    checkpoint = open_checkpoint(options.checkpoint)
     assert options.tasks is not None, "this experiment reads tasks"
     tasks, data = load_tasks(options.tasks, options.limit)
     prompts = prompt_states(tasks, contract, checkpoint.config.max_position_embeddings, options.tasks)
     numeric.apply()
     model = decoder_from(checkpoint, numeric)
-    return Session(experiment, options, numeric, contract, model, tasks, prompts, data, checkpoint.warnings)
+    return Session(experiment, options, numeric, contract, model, tasks, prompts, data, checkpoint)

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from cache import build_live
 from decode import Contract, RowFailure, State, greedy_suffix
 from decode.greedy import choose
-from minimodel import load_model
+from minimodel import Decoder, load_model
 from tests.conftest import numeric
-from tests.helpers import flip_bit, random_tensor
+from tests.helpers import flip_bit, random_tensor, refused
 from tests.tiny import TASK, write_checkpoint
 
 NARROW = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -115,3 +115,31 @@ def test_copies_that_differ_in_one_bit_fail_the_row(dtype: torch.dtype) -> None:
     with pytest.raises(RowFailure):
         choose(minus, eligible)
     assert choose(random_tensor(1, 300, dtype=dtype), eligible)[0] >= 0, "one copy has nothing to agree with"
+
+
+def test_a_choice_without_anything_eligible_is_refused() -> None:
+    row = random_tensor(300)
+    only = torch.arange(300) == 7
+    assert choose(copies(row), only)[0] == 7, "the control: one id is enough"
+    with refused("eligible", "at least one id", "none"):
+        choose(copies(row), torch.zeros(300, dtype=torch.bool))
+    for wrong in (torch.ones(299, dtype=torch.bool), torch.ones(300, dtype=torch.uint8)):
+        with refused("eligible: expected torch.bool [300]"):
+            choose(copies(row), wrong)
+
+
+@pytest.mark.parametrize(("at", "place"), [(4, "block branch_1, step 4"), (30, "block")])
+def test_a_failing_logit_names_its_block_and_step(bf16: Decoder, prompt: State, at: int, place: str) -> None:
+    own, calls = bf16.logits, iter(range(1, 1000))
+
+    def poisoned(hidden: torch.Tensor, observe: object = None) -> torch.Tensor:
+        out = own(hidden)
+        return out * float("nan") if next(calls) == at else out
+
+    bf16.logits = poisoned  # type: ignore[method-assign, assignment]
+    try:
+        with pytest.raises(RowFailure, match=rf"{place}.*, slot \d+: logits: expected finite values, found NaN"):
+            build_live(bf16, prompt)
+    finally:
+        del bf16.logits
+    build_live(bf16, prompt)

@@ -28,6 +28,7 @@ from experiments.harness.saving import Saving, saving_options
 from experiments.harness.tasks import Task, load_tasks, prompt_states
 from experiments.harness.trace import require_room
 from experiments.matrix import ARMS, GATES, PAIRS, matrix_report, matrix_summary
+from minimodel.checkpoint import open_checkpoint
 from minimodel.errors import refuse
 from minimodel.numerics import NumericContract
 from tests.hf import versions
@@ -108,6 +109,7 @@ def build_plan(options: RecordOptions) -> Plan:
     if "," in options.device:
         raise refuse("--device of the recorder", "one device: transformers' layers are not placed here", options.device)
     numeric = NumericContract(options.dtype, options.device, versions.matching_kernel(), threads=options.threads)
+    checkpoint = open_checkpoint(options.checkpoint)
     contract = Contract.load(options.checkpoint)
     tasks, data = load_tasks(options.tasks, options.limit)
     order = [task.id for task in tasks]
@@ -118,7 +120,7 @@ def build_plan(options: RecordOptions) -> Plan:
         build_manifest(
             "matrix",
             [numeric],
-            options.checkpoint,
+            checkpoint,
             contract,
             data,
             order,

@@ -78,6 +78,20 @@ def test_no_mask_means_causal(name: str, queries: int) -> None:
 
 
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("queries", [2, 5])
+def test_no_mask_means_causal_from_the_last_key_where_there_are_more_keys(name: str, queries: int) -> None:
+    """SDPA's is_causal counts rows from the first key; a decoder whose cache holds tokens means the last ones."""
+    query, key, value, _ = inputs(torch.float64, queries, 9)
+    out = ATTENTION_KERNELS[name](query, key, value, None, 0.2)
+    exact = reference(query, key, value, causal_mask(queries, 9, query.device), 0.2)
+    assert error(out, exact) < 1e-12
+    top_left = reference(query, key, value, causal_mask(9, 9, query.device)[:, :, :queries], 0.2)
+    assert error(out, top_left) > 1e-3, "the control: the other reading is another result"
+    mask = causal_mask(queries, 9, query.device)
+    assert same_bits(out, ATTENTION_KERNELS[name](query, key, value, mask, 0.2))
+
+
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("queries", [1, 3])
 def test_fourteen_query_heads_over_two(name: str, queries: int) -> None:
     """onnx/onnx 7274 (case 7): V of head 0 all 1, of head 1 all 2."""

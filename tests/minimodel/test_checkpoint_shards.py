@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from minimodel import checkpoint
-from minimodel.checkpoint import open_checkpoint
+from minimodel.checkpoint import Checkpoint, file_digests, open_checkpoint
+from minimodel.load import decoder_from
+from tests.conftest import numeric
 from tests.helpers import edit_json, refused
 from tests.tiny import split_into_shards
 
@@ -86,3 +88,49 @@ def test_a_single_file_beside_an_index_is_refused(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(single)
     with refused("found both"):
         open_checkpoint(directory)
+
+
+def test_a_single_file_beside_an_index_that_names_it_alone_is_read(directory: Path) -> None:
+    """Some exporters write an index even for one file."""
+    names = list(open_checkpoint(directory).tensors)
+    names.remove("role_embedding.weight")
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
+    assert set(open_checkpoint(directory).tensors) == {*names, "role_embedding.weight"}
+    assert {"model.safetensors", "model.safetensors.index.json"} <= set(file_digests(directory))
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names[1:], "model.safetensors")}))
+    with refused(names[0], "does not place"):
+        open_checkpoint(directory)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-00002-of-00002.safetensors", "contract.json"])
+def test_a_file_that_changed_after_the_checkpoint_was_opened_is_refused(directory: Path, name: str) -> None:
+    """What a manifest records are the digests of what was read: nothing may change between the two."""
+    split_into_shards(directory, 2)
+    checkpoint = open_checkpoint(directory)
+    load_and_digest(checkpoint)
+    data = (directory / name).read_bytes()
+    (directory / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if name.endswith("safetensors") else data)
+    for step in (lambda: decoder_from(checkpoint, numeric("bf16")), lambda: file_digests(checkpoint)):
+        with refused(name, "changed since"):
+            step()
+    load_and_digest(open_checkpoint(directory))
+
+
+def test_a_file_that_appears_or_goes_is_a_change_too(directory: Path) -> None:
+    checkpoint = open_checkpoint(directory)
+    tokenizer = directory / "tokenizer.json"
+    data = tokenizer.read_bytes()
+    tokenizer.unlink()
+    with refused("tokenizer.json", "changed since"):
+        file_digests(checkpoint)
+    without = open_checkpoint(directory)
+    tokenizer.write_bytes(data)
+    with refused("tokenizer.json", "changed since"):
+        file_digests(without)
+
+
+def load_and_digest(checkpoint: Checkpoint) -> None:
+    """The control: as long as nothing changes the weights load and the digests are the directory's."""
+    decoder_from(checkpoint, numeric("bf16"))
+    assert file_digests(checkpoint) == file_digests(checkpoint.directory)

@@ -102,6 +102,41 @@ def test_sliding_layers_are_refused(flags: dict[str, Any], key: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("nulls", "same"),
+    [
+        ({"tie_word_embeddings": None}, {"tie_word_embeddings": False}),
+        ({"use_sliding_window": None, "sliding_window": 4}, {}),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, {}),
+        ({"num_key_value_heads": None}, {"num_key_value_heads": CONFIG["num_attention_heads"]}),
+        ({"quantization_config": {}}, {}),
+        ({"quantization_config": None, "layer_types": None, "head_dim": None, "architectures": None}, {}),
+    ],
+)
+def test_nulls_take_the_defaults_that_transformers_takes(nulls: dict[str, Any], same: dict[str, Any]) -> None:
+    """As 4.57 and, where its own checks let them pass, 5.24 take them."""
+    assert read(**nulls) == read(**same)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "rms_norm_eps", "max_position_embeddings", "hidden_act", "vocab_size"])
+def test_nulls_without_a_default_are_refused_by_their_key(key: str) -> None:
+    with refused(f"config.json: {key}", "found None"):
+        read(**{key: None})
+
+
+def test_a_missing_count_of_key_value_heads_is_refused() -> None:
+    """transformers takes 32 then, whatever the number of query heads."""
+    with refused("config.json: num_key_value_heads", "found None"):
+        read(num_key_value_heads=...)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_layer_types_of_another_length_are_refused(count: int) -> None:
+    with refused("config.json: layer_types", "num_hidden_layers 3", f"found {count}"):
+        read(layer_types=["full_attention"] * count)
+    assert read(layer_types=["full_attention"] * 3) == read()
+
+
+@pytest.mark.parametrize(
     ("change", "parts"),
     [
         ({"model_type": "llama"}, ("model_type", "'qwen2'", "'llama'")),

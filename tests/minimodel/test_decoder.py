@@ -1,5 +1,6 @@
 """The decoder: against the float64 reference, stock and adapted, its masks and its gradients."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from minimodel import Decoder, load_model
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.numbers import same_bits
 from minimodel.roles import attention_mask
+from minimodel.rotary import RotaryTables
 from tests.conftest import numeric
 from tests.helpers import refused
 from tests.minimodel.float64_decoder import reference
@@ -114,3 +116,42 @@ def test_parameters_that_require_gradients_train(tiny_directory: Path) -> None:
         name for name, tensor in parameters.items() if tensor.grad is None or not bool(tensor.grad.abs().sum() > 0)
     ]
     assert still == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("input_ids", 288, "0 to 287"),
+        ("input_ids", -1, "0 to 287"),
+        ("roles", 6, "0 to 5"),
+        ("roles", -1, "0 to 5"),
+        ("position_ids", -1, "0 to 1023"),
+        ("position_ids", 1024, "0 to 1023"),
+    ],
+)
+def test_ids_out_of_range_are_refused_by_name(bf16: Decoder, name: str, value: int, expected: str) -> None:
+    """-1 would read the last row of a table, and role 6 a row behind the answer's where the table has one."""
+    given = {"input_ids": [list(TOKENS)], "roles": [list(ROLES)], "position_ids": [list(range(len(TOKENS)))]}
+    bf16(*(torch.tensor(ids) for ids in given.values()), None)
+    given[name][0][2] = value
+    with refused(f"{name}: expected integers from {expected}, found {value}"):
+        bf16(*(torch.tensor(ids) for ids in given.values()), None)
+
+
+def test_a_position_beyond_the_keys_takes_its_own_row_of_the_rotary_table(bf16: Decoder) -> None:
+    """A first table has 512 rows: position 900 of a short call needs more, and gets the bits of a longer table."""
+    tokens, roles = torch.tensor([TOKENS]), torch.tensor([ROLES])
+    far = torch.arange(900, 900 + len(TOKENS))[None]
+    fresh = with_new_tables(bf16)
+    first = fresh(tokens, roles, far, None)
+    fresh.rotary.at(torch.tensor([[0]]), 1024)
+    assert same_bits(first, fresh(tokens, roles, far, None))
+    assert not same_bits(first, fresh(tokens, roles, far - 900 + 1, None))
+
+
+def with_new_tables(model: Decoder) -> Decoder:
+    """The same weights with a rotary table that no call has grown yet."""
+    again = copy.copy(model)
+    config = model.config
+    again.rotary = RotaryTables(config.head_dim, config.rope_theta, torch.bfloat16, torch.device("cpu"))
+    return again

@@ -1,11 +1,12 @@
 """Small files: names that stay inside, strict JSON, and one line for everything else."""
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
 
-from minimodel.files import inside, parse_json, read_bytes, read_json_object
+from minimodel.files import inside, parse_json, read_bytes, read_json_object, sha256_of
 from tests.helpers import refused
 
 
@@ -34,6 +35,46 @@ def test_links_that_lead_outside_or_in_a_circle_are_refused(tmp_path: Path) -> N
         inside(home, "out")
     with refused("circle"):
         read_bytes(inside(home, "circle"))
+
+
+def test_a_snapshot_of_the_hub_cache_may_link_to_its_own_blobs_alone(tmp_path: Path) -> None:
+    """huggingface_hub keeps every file under blobs/ and fills snapshots/REVISION/ with relative links."""
+    for model in ("models--a--b", "models--c--d"):
+        (tmp_path / model / "blobs").mkdir(parents=True)
+        (tmp_path / model / "blobs" / "0f0f").write_text(model)
+    home = tmp_path / "models--a--b" / "snapshots" / "0a1b"
+    home.mkdir(parents=True)
+    (home / "config.json").symlink_to("../../blobs/0f0f")
+    assert read_bytes(inside(home, "config.json")) == b"models--a--b"
+    (home / "other").symlink_to("../../../models--c--d/blobs/0f0f")
+    (home.parent / "elsewhere").write_text("x")
+    (home / "beside").symlink_to("../elsewhere")
+    for name in ("other", "beside"):
+        with refused(name, "a link to", "hf download REPOSITORY --local-dir DIR"):
+            inside(home, name)
+    plain = tmp_path / "models--a--b" / "plain" / "0a1b"  # the same links where no cache puts them
+    plain.mkdir(parents=True)
+    (plain / "config.json").symlink_to("../../blobs/0f0f")
+    with refused("config.json", "--local-dir"):
+        inside(plain, "config.json")
+
+
+def test_a_file_that_changes_while_it_is_digested_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    assert sha256_of(path) == hashlib.sha256(b"one").hexdigest()
+    real = hashlib.file_digest
+
+    def slow(file: object, name: str) -> object:
+        digest = real(file, name)  # type: ignore[arg-type]
+        path.write_bytes(b"other")
+        return digest
+
+    monkeypatch.setattr(hashlib, "file_digest", slow)
+    with refused("weights", "changed since"):
+        sha256_of(path)
+    monkeypatch.undo()
+    assert sha256_of(path) == hashlib.sha256(b"other").hexdigest()
 
 
 @pytest.mark.parametrize(

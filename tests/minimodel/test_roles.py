@@ -147,3 +147,13 @@ def test_a_visibility_table_with_a_zero_on_its_diagonal_is_refused(tmp_path: Pat
 def test_role_rules_of_wrong_type_or_range_are_refused(raw: dict[str, Any], part: str) -> None:
     with refused("contract.json", part):
         RoleRules.from_contract(json.loads(json.dumps(raw)))
+
+
+@pytest.mark.parametrize("role", [-1, 6])
+def test_a_mask_of_roles_that_do_not_exist_is_refused(role: int) -> None:
+    """-1 would be read as the answer's row."""
+    roles = torch.tensor([[0, 1, 5]])
+    attention_mask(roles, roles)
+    for query, key in ((torch.tensor([[0, 1, role]]), roles), (roles, torch.tensor([[role, 1, 5]]))):
+        with refused(f"roles: expected integers from 0 to 5, found {role}"):
+            attention_mask(query, key)

@@ -48,6 +48,8 @@ def test_table_of_contents_and_reading(path: Path) -> None:
     assert not same_bits(TENSORS["a"].view(-1)[:5].to(torch.bfloat16), TENSORS["b"])
 
 
+ENTRY = b'"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
+TWICE = b"{" + ENTRY + b", " + ENTRY + b"}"
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "last 4 bytes cut": lambda b: b[:-4],
     "16 bytes appended": lambda b: b + bytes(16),
@@ -62,6 +64,8 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "a deep header": lambda b: raw_file(b'{"a":' * 5000, b""),
     "overlapping ranges": lambda b: raw_file({"a": entry(0, 8), "b": entry(4, 12)}, bytes(12)),
     "the same range twice": lambda b: raw_file({"a": entry(0, 8), "b": entry(0, 8)}, bytes(8)),
+    "one name twice, one range": lambda b: raw_file(TWICE, bytes(8)),
+    "one name twice, two ranges": lambda b: raw_file(TWICE.replace(b"[0, 8]}}", b"[8, 16]}}"), bytes(16)),
     "a hole between ranges": lambda b: raw_file({"a": entry(0, 8), "b": entry(12, 20)}, bytes(20)),
     "range and shape disagree": lambda b: raw_file({"a": entry(0, 8, (3,))}, bytes(8)),
     "a negative offset": lambda b: raw_file({"a": entry(-8, 0)}, bytes(8)),
@@ -80,6 +84,8 @@ def test_damaged_files_are_refused_with_their_name(path: Path, kind: str) -> Non
 
 def test_an_undamaged_hand_made_file_is_read(path: Path) -> None:
     """The control of the list above: the same maker, nothing wrong."""
+    path.write_bytes(raw_file(b"{" + ENTRY + b"}", bytes(8)))
+    assert set(table_of_contents(path)) == {"a"}
     path.write_bytes(raw_file({"a": entry(0, 8), "b": entry(8, 16)}, struct.pack("<4f", 1, 2, 3, 4)))
     target = torch.empty(2)
     read_into(table_of_contents(path)["b"], target)
