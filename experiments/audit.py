@@ -1,10 +1,11 @@
-"""Audit two finished runs A and B against one another, without decoding: join their ledgers by row and compare
+"""Compare two finished runs A and B of any experiments without decoding: join their ledgers by row and compare
 prefixes, suffix arrays, comparison objects, every leaf that both schemas share, and tensor digests (paper, section
 3.5).
 
-Where A has `live` arms and B `incremental` ones, or the reverse, these are joined: the audit then asks whether the
-reconstruction met the trajectory and the tensors of ordinary decoding. Runs of several precisions are joined on those
-they share. Exit code 3 on any disagreement, rows that only one run has among them.
+Where A has `live` arms and B `incremental` ones, or the reverse, these are joined: the audit then compares the
+reconstruction with the trajectory and the tensors of ordinary decoding. Runs of several precisions are joined on those
+they share; a precision of one run alone is named. Exit code 3 on any disagreement, including a row that only one run
+has.
 
     python -m experiments.audit runs/matrix-bf16 runs/fixed_prefix-bf16-fp32
 """
@@ -16,10 +17,12 @@ from typing import Any
 import click
 
 from experiments.harness.exits import DONE, GATE_FAILED, run_command
-from experiments.harness.joining import SHOWN, Ledger, audit_row, read_run
+from experiments.harness.joining import SHOWN, Ledger, audit_row, read_ledger_to_join
+from experiments.harness.leaves import compare_leaves
+from experiments.harness.ledger import row_key
 from experiments.harness.manifest import SCHEMA, code_sha256
 from experiments.harness.markdown import table
-from experiments.harness.rundir import INFORMATION, RunDirectory, differing_fields
+from experiments.harness.rundir import INFORMATION, RunDirectory
 from experiments.harness.summary import run_summary
 from minimodel.errors import InputError
 from minimodel.numerics import environment
@@ -32,25 +35,26 @@ def audit(left: Ledger, right: Ledger) -> tuple[list[dict[str, Any]], dict[str, 
     dtypes = [dtype for dtype in left.dtypes if dtype in right.dtypes]
     if not dtypes:
         raise InputError(
-            f"{right.path}: expected a precision of {left.path} ({' '.join(left.dtypes)}), "
+            f"{right.run.path}: expected a precision of {left.run.path} ({' '.join(left.dtypes)}), "
             f"found {' '.join(right.dtypes)}"
         )
-    keys = [[key for key in side.rows if key[0] in dtypes] for side in (left, right)]
+    keys = [[key for key in side.rows if side.dtype_of[key] in dtypes] for side in (left, right)]
     both = [key for key in keys[0] if key in right.rows]
     if not both:
-        raise InputError(f"{right.path}: expected rows of {left.path}, found none of them")
-    rows = [audit_row(key, i, left.rows[key], right.rows[key]) for i, key in enumerate(both)]
+        raise InputError(f"{right.run.path}: expected rows of {left.run.path}, found none of them")
+    rows = [audit_row(key, left.dtype_of[key], i, left.rows[key], right.rows[key]) for i, key in enumerate(both)]
     return rows, audit_summary(left, right, dtypes, keys, rows)
 
 
 def audit_summary(
-    left: Ledger, right: Ledger, dtypes: list[str], keys: list[list[tuple[str, str]]], rows: list[dict[str, Any]]
+    left: Ledger, right: Ledger, dtypes: list[str], keys: list[list[str]], rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The head, whose `gates` count each check over the joined rows; `left`, `right`; `only_left`, `only_right` (rows
     of one run alone); `order_equal`; `joined` {LEFT ARM: RIGHT ARM}; `leaves` {SECTION: {shared: [min, max],
-    unshared}}; `surface`: what differs between the two numeric surfaces, told and not judged."""
+    unshared}}; `not_joined`: precisions of one run alone; `surface`: what differs between the two numeric surfaces,
+    recorded and not a gate."""
     present = set(keys[0]) & set(keys[1])
-    only = [[f"{dtype}/{row}" for dtype, row in side if (dtype, row) not in present] for side in keys]
+    only = [[key for key in side if key not in present] for side in keys]
     order = [key for key in keys[0] if key in present] == [key for key in keys[1] if key in present]
     sections: dict[str, list[dict[str, int]]] = {}
     for row in rows:
@@ -74,23 +78,25 @@ def audit_summary(
         "order_equal": order,
         "joined": {mine: theirs for row in rows for mine, theirs in row["joined"].items()},
         "leaves": spans,
-        "surface": surface_differences(left.manifest, right.manifest, dtypes),
+        "not_joined": [dtype for dtype in dict.fromkeys([*left.dtypes, *right.dtypes]) if dtype not in dtypes],
+        "surface": surface_differences(left.run.manifest, right.run.manifest, dtypes),
     }
 
 
 def _side(ledger: Ledger) -> dict[str, Any]:
-    return {"experiment": ledger.manifest["experiment"], "rows": len(ledger.rows), "ledger_sha256": ledger.sha256}
+    return {"experiment": ledger.run.experiment, "rows": len(ledger.rows), "ledger_sha256": ledger.run.ledger_sha256}
 
 
 def surface_differences(left: dict[str, Any], right: dict[str, Any], dtypes: list[str]) -> list[str]:
-    """What the two manifests say differently about numerics, versions, checkpoint, tasks, contract and code."""
+    """Returns one line per difference of the two manifests in numerics, versions, checkpoint, tasks, contract, code."""
     sides: list[dict[str, Any]] = []
     for manifest in (left, right):
-        numeric = {one["dtype"]: one for one in manifest["numeric"] if one["dtype"] in dtypes}
+        contracts = [one for one in manifest["numeric"] if one["dtype"] in dtypes]
+        # by dtype where each has one contract, so that a run of one precision meets the same precision of a crossing
+        named = {one["dtype"]: one for one in contracts}
+        numeric = named if len(named) == len(contracts) else {str(i): one for i, one in enumerate(contracts)}
         sides.append({"numeric": numeric, **{key: manifest.get(key) for key in SURFACE}})
-    return [
-        line.replace("expected ", "left ").replace("found ", "right ") for line in differing_fields(sides[0], sides[1])
-    ]
+    return compare_leaves(sides[0], sides[1]).lines("left", "right")
 
 
 def audit_lines(summary: dict[str, Any]) -> list[str]:
@@ -106,6 +112,8 @@ def audit_lines(summary: dict[str, Any]) -> list[str]:
             lines.append(f"rows of the {side} run alone: {len(only)}, {' '.join(only[:SHOWN])}")
     if not summary["order_equal"]:
         lines.append("the two runs hold their common rows in different orders")
+    if summary["not_joined"]:
+        lines.append(f"note, not joined, for only one run has them: {' '.join(summary['not_joined'])}")
     lines += [f"note, the numeric surfaces differ: {line}" for line in summary["surface"]]
     if summary["failed_rows"]:
         lines.append(f"rows that disagree: {' '.join(summary['failed_rows'][:SHOWN])}")
@@ -140,26 +148,26 @@ def audit_report(summary: dict[str, Any]) -> str:
 def write_audit(
     out: Path, left: Ledger, right: Ledger, rows: list[dict[str, Any]], summary: dict[str, Any], started: float
 ) -> None:
-    """A run directory like any other's, its numeric contract and checkpoint the left run's; the same audit again finds
-    its rows there and keeps them.
+    """Writes the audit as a run directory with the left run's numeric contracts and checkpoint. Rows that an earlier
+    audit of the same runs wrote there are kept.
     """
     manifest = {
         "schema": SCHEMA,
         "experiment": "audit",
-        "numeric": left.manifest["numeric"],
+        "numeric": left.run.manifest["numeric"],
         "environment": environment(),
-        "checkpoint": left.manifest["checkpoint"],
+        "checkpoint": left.run.manifest["checkpoint"],
         "code_sha256": code_sha256(),
         "left": _side(left),
         "right": _side(right),
-        "row_order": [f"{row['dtype']}/{row['row']}" for row in rows],
-        INFORMATION: {"left": str(left.path), "right": str(right.path)},
+        "row_order": [row_key(row) for row in rows],
+        INFORMATION: {"left": str(left.run.path), "right": str(right.run.path)},
     }
     directory = RunDirectory(out, manifest, fresh=False)
     try:
         for row in rows[len(directory.rows) :]:
             seconds = round(time.monotonic() - started, 4)
-            directory.append(row, {"row": f"{row['dtype']}/{row['row']}", "seconds_since_start": seconds})
+            directory.append(row, {"row": row_key(row), "seconds_since_start": seconds})
         directory.finish(summary, audit_report(summary))
     finally:
         directory.close()
@@ -172,7 +180,7 @@ def write_audit(
 def main(left: Path, right: Path, out: Path | None) -> None:
     def body() -> int:
         started = time.monotonic()
-        sides = read_run(left), read_run(right)
+        sides = read_ledger_to_join(left), read_ledger_to_join(right)
         rows, summary = audit(*sides)
         if out is not None:
             write_audit(out, *sides, rows, summary, started)

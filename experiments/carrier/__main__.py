@@ -32,6 +32,7 @@ from experiments.harness.markdown import outcome, rate
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
+from experiments.harness.rows import arm_entry, prefix_entry
 from experiments.harness.rundir import ROWS
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.tasks import RowName
@@ -88,17 +89,13 @@ def carrier_row(model: Decoder, prefix: Prefix, state: State, index: int, progre
     return {
         "row": prefix.row,
         "index": index,
-        "prefix": prefix.name() | {"length": len(prefix)},
-        "arms": {name: _native_entry(suffix) for name, suffix in native.items()},
+        "prefix": prefix_entry(state),
+        "arms": {arm.name: arm_entry(arm, RowName(prefix.row)) for arm in arms},
         "comparisons": {},
         "sites": entries,
         "gates": gates,
         "passed": all(gates.values()),
     }
-
-
-def _native_entry(suffix: Suffix) -> dict[str, Any]:
-    return {"suffix": list(suffix.tokens), "suffix_sha256": token_digest(suffix.tokens)}
 
 
 def _at_site(model: Decoder, donor: Boundary, recipient: Boundary, site: Site) -> tuple[Boundary, Suffix]:

@@ -20,13 +20,14 @@ from typing import Any
 
 import click
 
-from experiments.crosscheck.explain import Finding, explain_files
+from experiments.crosscheck.explain import LETTERS, Finding, explain_files
 from experiments.crosscheck.explain_rows import explain_row
 from experiments.crosscheck.files import compare_files
-from experiments.crosscheck.ledgers import RowPair, Run, common_rows, compare_rows, require_comparable, run_environment
+from experiments.crosscheck.ledgers import RowPair, common_rows, compare_rows, require_comparable, run_environment
 from experiments.crosscheck.rerun import Rerun
 from experiments.crosscheck.tensors import as_dict
 from experiments.harness.exits import DONE, GATE_FAILED, run_command
+from experiments.harness.reader import Run, read_run
 from experiments.harness.rundir import INFORMATION
 from minimodel.errors import InputError, refuse
 
@@ -46,7 +47,7 @@ def crosscheck_files(left: Path, right: Path, checkpoint: Path | None) -> dict[s
 
 def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: bool, explain: int) -> dict[str, Any]:
     """The report on two run directories. `checkpoint` None: the one whose path the runs recorded, if it is there."""
-    runs = Run.open(left), Run.open(right)
+    runs = read_run(left), read_run(right)
     require_comparable(*runs)
     names = common_rows(*runs)
     pairs = [compare_rows(row, runs[0].rows[row], runs[1].rows[row]) for row in names]
@@ -57,12 +58,13 @@ def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: boo
         for row in differing[:explain]
     }
     fields = sum(pair.equal_fields for pair in pairs)
-    verdict = (
-        f"{len(pairs) - len(differing)} of {len(pairs)} rows equal, {fields} fields equal "
-        f"(A has {len(runs[0].rows)} rows, B {len(runs[1].rows)})"
+    only = {letter: [row for row in run.rows if row not in names] for letter, run in zip(LETTERS, runs)}
+    verdict = f"{len(pairs) - len(differing)} of {len(pairs)} common rows equal, {fields} fields equal" + "".join(
+        f"; {len(rows)} rows only in {letter}: {' '.join(rows[:SHOWN])}" for letter, rows in only.items() if rows
     )
     environment = run_environment(*runs) + ([note] if note else [])
-    return _report("run", left, right, environment, not differing, verdict, pairs, findings)
+    equal = not differing and not any(only.values())
+    return _report("run", left, right, environment, equal, verdict, pairs, findings)
 
 
 def _rerun(runs: tuple[Run, Run], given: Path | None) -> tuple[Rerun | None, str]:

@@ -6,15 +6,17 @@ from cache.digest import cache_sha256, tensor_sha256
 from decode.greedy import greedy_suffix
 from experiments.crosscheck.explain import LETTERS, Finding, functional_note, step_from_kernels
 from experiments.crosscheck.files import common_prefix_step, compare_files
-from experiments.crosscheck.ledgers import Run, first_unequal
 from experiments.crosscheck.rerun import ONE_CALL, TOKEN_BY_TOKEN, Rerun
+from experiments.harness.leaves import first_unequal
+from experiments.harness.reader import Run
 from experiments.harness.saving import BOUNDARIES, TRACES, file_name
 
 
 def explain_row(left: Run, right: Run, row: str, rerun: Rerun | None) -> list[Finding]:
-    """Of one row of two runs: every arm whose boundary differs, from saved files where there are any, else computed."""
+    """Returns a finding for every arm whose boundary or suffix differs in row `row`: from saved files where both sides
+    have them, else computed again. A row that keeps no prefix tokens has none."""
     mine, theirs = left.rows[row], right.rows[row]
-    if "prefix" not in mine or "prefix" not in theirs:
+    if any("tokens" not in side.get("prefix", {}) for side in (mine, theirs)):
         return []
     at = first_unequal(mine["prefix"]["tokens"], theirs["prefix"]["tokens"])
     if at is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from cache.boundary import SCHEMA as BOUNDARY
 from cache.storage import Stored, open_tensors
 from experiments.crosscheck.tensors import Difference, first_difference
-from experiments.harness.rundir import differing_fields
+from experiments.harness.leaves import compare_leaves
 from experiments.harness.trace import SCHEMA as TRACE
 from experiments.harness.trace import token_axis
 from minimodel.errors import InputError, refuse
@@ -90,17 +90,17 @@ def require_comparable(left: Stored, right: Stored) -> None:
     mine, theirs = left.header, right.header
     for key in ("schema", "checkpoint", "contract", "tokens"):
         if mine[key] != theirs[key]:
-            found = "; ".join(differing_fields(mine[key], theirs[key], key)[:2]) if key != "tokens" else "others"
+            lines = compare_leaves(mine[key], theirs[key], key).lines("expected", "found")
+            found = "; ".join(lines[:2]) if key != "tokens" else "others"
             raise InputError(f"{right.path}: expected the {key} of {left.path}, found {found}")
     if mine["numeric"].get("dtype") != theirs["numeric"].get("dtype"):
         raise refuse(f"{right.path}: dtype", repr(mine["numeric"].get("dtype")), theirs["numeric"].get("dtype"))
 
 
 def environment_differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Everything about the two computations, but for their results, that differs: one line each."""
+    """Returns one line per difference of the two computations, their results apart."""
     parts = ("source", "numeric", "environment")
-    lines = differing_fields({k: mine.get(k) for k in parts}, {k: theirs.get(k) for k in parts})
-    return [line.replace(": expected ", ": A ").replace(", found ", ", B ") for line in lines]
+    return compare_leaves({k: mine.get(k) for k in parts}, {k: theirs.get(k) for k in parts}).lines("A", "B")
 
 
 def first_step(left: Named, right: Named, stop: int, by_slot: bool) -> tuple[Difference | None, int, int]:

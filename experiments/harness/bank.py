@@ -12,7 +12,9 @@ from typing import Any
 from decode.contract import Contract
 from decode.state import State, token_digest
 from experiments.harness.canonical import canonical, sha256_file, sha256_text
-from experiments.harness.rundir import ROWS, open_finished
+from experiments.harness.ledger import require_distinct, row_key
+from experiments.harness.reader import read_finished
+from experiments.harness.rundir import ROWS
 from minimodel.checkpoint import file_digests
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json, read_bytes
@@ -67,14 +69,14 @@ class Bank:
 def open_source(path: Path, experiments: tuple[str, ...], command: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Manifest and rows of a finished run that passed its gates; InputError ends with the command that makes one."""
     try:
-        manifest, rows, summary = open_finished(path)
+        run, summary = read_finished(path)
     except InputError as error:
         raise InputError(f"{error}; make it with: {command}") from None
-    if manifest.get("experiment") not in experiments:
-        raise refuse(f"{path}: experiment", " or ".join(experiments), manifest.get("experiment"))
+    if run.experiment not in experiments:
+        raise refuse(f"{path}: experiment", " or ".join(experiments), run.experiment)
     if not summary.get("passed"):
         raise InputError(f"{path}: expected a run whose gates all passed, found failed rows; make it with: {command}")
-    return manifest, rows
+    return run.manifest, list(run.rows.values())
 
 
 def open_bank(path: Path) -> Bank:
@@ -88,7 +90,7 @@ def matrix_bank(path: Path, manifest: dict[str, Any], rows: list[dict[str, Any]]
     dtype = manifest["numeric"][0]["dtype"]
     if dtype != BANK_DTYPE:
         raise InputError(f"{path}: expected a {BANK_DTYPE} run, found {dtype}; make it with: {MATRIX_COMMAND}")
-    prefixes = [_prefix(row["row"], row["prefix"], f"{path / ROWS} row {row['row']}") for row in rows]
+    prefixes = [_prefix(row["row"], row["prefix"], f"{path / ROWS} row {row_key(row)}") for row in rows]
     return Bank(tuple(prefixes), path, manifest, sha256_file(path / ROWS))
 
 
@@ -98,6 +100,7 @@ def copied_bank(path: Path, manifest: dict[str, Any]) -> Bank:
     data = read_bytes(file, MAX_BANK_BYTES)
     entries = [parse_json(line, f"{file} line {n}") for n, line in enumerate(data.splitlines(), start=1)]
     prefixes = [_prefix(e.get("row"), e, f"{file} line {n}") for n, e in enumerate(entries, start=1)]
+    require_distinct([prefix.row for prefix in prefixes], f"{file}: row")
     frozen = manifest["panel"]["bank"]
     bank = Bank(tuple(prefixes), path, manifest, frozen["ledger_sha256"])
     if sha256_file(file) != frozen["sha256"] or bank.record() != frozen:

@@ -1,45 +1,48 @@
-"""Joining two ledgers by row: which arms stand for which, and every leaf that both schemas share, compared."""
+"""Two runs joined by row identity: which arms stand for which, and every leaf that both schemas share, compared."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.canonical import canonical, sha256_file
-from experiments.harness.rundir import ROWS, open_finished
-from minimodel.errors import InputError
+from experiments.harness.leaves import compare_leaves, without
+from experiments.harness.ledger import row_key
+from experiments.harness.reader import Run, read_finished
 
 COUNTERPART = {"live": "incremental", "live_replica": "incremental_replica"}
 COUNTERPART |= {theirs: mine for mine, theirs in COUNTERPART.items()}
 DIGESTS = ("cache_sha256", "logits_sha256")
+SECTIONS = ("prefix", "arms", "comparisons")  # of a row; everything else but its place in its own run is "other"
+PLACE = ("row", "index", "dtype", "cell", "row_sha256")
 SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """A finished run's rows by (dtype, row id), in its own order."""
+    """A finished run whose rows can be joined with another's."""
 
-    path: Path
-    manifest: dict[str, Any]
-    rows: dict[tuple[str, str], dict[str, Any]]
-    sha256: str
+    run: Run
+    rows: dict[str, dict[str, Any]]  # by CELL/ID, or DTYPE/ID also where the run has one precision only
+    dtype_of: dict[str, str]  # key: dtype
 
     @property
     def dtypes(self) -> list[str]:
-        return list(dict.fromkeys(dtype for dtype, _ in self.rows))
+        return list(dict.fromkeys(self.dtype_of.values()))
 
 
-def read_run(path: Path) -> Ledger:
-    """InputError when the run is missing, unfinished or damaged, or holds no arms to join by."""
-    manifest, rows, _ = open_finished(path)
-    if not any(row.get("arms") for row in rows):
-        raise InputError(f"{path / ROWS}: expected rows with arms, found none")
-    only = manifest["numeric"][0]["dtype"]
-    return Ledger(path, manifest, {(row.get("dtype", only), row["row"]): row for row in rows}, sha256_file(path / ROWS))
+def read_ledger_to_join(path: Path) -> Ledger:
+    """InputError where the run is missing, unfinished, damaged or contradicts itself."""
+    run, _ = read_finished(path)
+    rows, dtypes = {}, {}
+    for own, row in run.rows.items():
+        dtype = str(run.numeric_of(own)["dtype"])
+        key = own if "cell" in row else row_key({**row, "dtype": dtype})
+        rows[key], dtypes[key] = row, dtype
+    return Ledger(run, rows, dtypes)
 
 
 def joined_arms(left: dict[str, Any], right: dict[str, Any]) -> dict[str, str]:
-    """{arm of the left row: arm of the right row}: the same name, or live for incremental where one side has only the
-    one and the other side only the other."""
+    """Returns {arm of the left row: arm of the right row}: the same name; otherwise live is joined with incremental
+    where each side has only one of the two."""
     pairs = {}
     for name in left:
         other = COUNTERPART.get(name)
@@ -50,38 +53,12 @@ def joined_arms(left: dict[str, Any], right: dict[str, Any]) -> dict[str, str]:
     return pairs
 
 
-def leaves(value: Any, at: str = "") -> dict[str, str]:
-    """{path: canonical JSON} of every leaf; a list of scalars (tokens, margins) is one leaf. Equal text: equal value of
-    equal type, floats to the last bit."""
-    if isinstance(value, dict):
-        children = [(f"{at}.{key}" if at else str(key), child) for key, child in value.items()]
-    elif isinstance(value, list) and any(isinstance(child, (dict, list)) for child in value):
-        children = [(f"{at}[{index}]", child) for index, child in enumerate(value)]
-    else:
-        return {at: canonical(value)}
-    return {path: leaf for where, child in children for path, leaf in leaves(child, where).items()}
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Leaves of one section: how many both schemas have, how many only one has, and the shared ones that differ."""
-
-    shared: int
-    unshared: int
-    differing: tuple[str, ...]
-
-
-def compare_leaves(left: Any, right: Any, name: str) -> Shared:
-    mine, theirs = leaves(left), leaves(right)
-    both = [path for path in mine if path in theirs]
-    differing = tuple(f"{name} {path}" for path in both if mine[path] != theirs[path])
-    return Shared(len(both), len(mine) + len(theirs) - 2 * len(both), differing)
-
-
 def sections(left: dict[str, Any], right: dict[str, Any], arms: dict[str, str]) -> dict[str, tuple[Any, Any]]:
-    """{SECTION: (left object, right object)}: the prefix, each arm, and of each comparison its cache, its logits and
-    the rest. A section is named by the left row's arms."""
-    found: dict[str, tuple[Any, Any]] = {"prefix": (left.get("prefix", {}), right.get("prefix", {}))}
+    """Returns {SECTION: (left object, right object)}: the prefix, each arm, of each comparison its cache, its logits
+    and the rest, and everything else in the row as "other". A section is named by the left row's arms."""
+    found: dict[str, tuple[Any, Any]] = {}
+    if "prefix" in left or "prefix" in right:
+        found["prefix"] = (left.get("prefix"), right.get("prefix"))
     for mine, theirs in arms.items():
         found[f"arm {mine}"] = (left["arms"][mine], right["arms"][theirs])
     for name, pair in left["comparisons"].items():
@@ -92,33 +69,34 @@ def sections(left: dict[str, Any], right: dict[str, Any], arms: dict[str, str]) 
         for part in ("cache", "logits"):
             if part in pair and part in other:
                 found[f"{part} {name}"] = (pair[part], other[part])
-        rest = [{k: v for k, v in one.items() if k not in ("cache", "logits")} for one in (pair, other)]
-        found[f"comparison {name}"] = (rest[0], rest[1])
+        found[f"comparison {name}"] = (without(pair, "cache", "logits"), without(other, "cache", "logits"))
+    found["other"] = (without(left, *SECTIONS, *PLACE), without(right, *SECTIONS, *PLACE))
     return found
 
 
-def audit_row(key: tuple[str, str], index: int, left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    """One row of the audit: a gate a check, the leaf counts a section, and the first leaves that differ.
+def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """Returns one row of the audit: its gates, the leaf counts per section, and the first leaves that differ.
 
-    Gates: `arms` (both rows hold arms to compare), `prefix`, `suffix LEFT:RIGHT` (the whole token array),
-    `DIGEST LEFT:RIGHT` (injective, of the tensors themselves), and `leaves SECTION`.
+    Gates: `arms` (arms were joined, or neither row is made of arms), `prefix`, `suffix LEFT:RIGHT` (the whole token
+    array), `DIGEST LEFT:RIGHT` (injective, of the tensors themselves), and `leaves SECTION`.
     """
     arms = joined_arms(left["arms"], right["arms"])
-    gates, counts = {"arms": bool(arms)}, {}
+    armless = not left["arms"] and not right["arms"] and "failure" not in left and "failure" not in right
+    gates, counts = {"arms": bool(arms) or armless}, {}
     differing: list[str] = []
     for section, (mine, theirs) in sections(left, right, arms).items():
-        found = compare_leaves(mine, theirs, section)
-        counts[section] = {"shared": found.shared, "unshared": found.unshared}
+        found = compare_leaves(mine, theirs)
+        counts[section] = {"shared": found.shared, "unshared": len(found.one_sided)}
         gates["prefix" if section == "prefix" else f"leaves {section}"] = found.shared > 0 and not found.differing
-        differing += found.differing
+        differing += [f"{section} {one.path}" for one in found.differing]
     for mine, theirs in arms.items():
         a, b = left["arms"][mine], right["arms"][theirs]
-        for field, name in (("suffix", "suffix"), *((digest, digest) for digest in DIGESTS)):
+        for field in ("suffix", *DIGESTS):
             if field in a and field in b:
-                gates[f"{name} {mine}:{theirs}"] = a[field] == b[field]
+                gates[f"{field} {mine}:{theirs}"] = a[field] == b[field]
     return {
-        "row": key[1],
-        "dtype": key[0],
+        "row": left["row"],
+        **({"cell": left["cell"]} if "cell" in left else {"dtype": dtype}),
         "index": index,
         "joined": arms,
         "leaves": counts,

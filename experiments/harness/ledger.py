@@ -2,18 +2,31 @@
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.canonical import seal, unseal
 from experiments.harness.exits import uninterrupted
-from minimodel.errors import InputError
+from minimodel.errors import InputError, refuse
 
 
 def row_key(entry: dict[str, Any]) -> str:
-    """A row's name in the manifest's `row_order`: its id, led by its cell or dtype in a run of several."""
+    """Returns the identity of a ledger row, as in the manifest's `row_order`: its id, led by its cell or dtype.
+
+    No two rows of a run share it. Whatever looks a row up, joins two runs or names a row uses this key.
+    """
     lead = entry.get("cell", entry.get("dtype"))
-    return entry["row"] if lead is None else f"{lead}/{entry['row']}"
+    return str(entry["row"]) if lead is None else f"{lead}/{entry['row']}"
+
+
+def require_distinct(keys: Sequence[str], where: str) -> None:
+    """InputError where two rows share one identity."""
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            raise refuse(where, "each row once", key)
+        seen.add(key)
 
 
 def lock(path: Path, name: Path | None = None) -> int:
@@ -28,10 +41,12 @@ def lock(path: Path, name: Path | None = None) -> int:
     return handle
 
 
-def read_ledger(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rows, and the bytes of a torn tail (0: none). InputError names a damaged complete line.
+def read_ledger(path: Path, row_order: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Returns the rows, and the bytes of a torn tail (0: none).
 
-    Only the last line can be torn: a line is complete when its newline is there, and rows are written in order.
+    InputError for a damaged complete line, for two rows of one identity and, where `row_order` is given, for a row that
+    is not the manifest's at that place. Only the last line can be torn: a line is complete when its newline is there,
+    and rows are written in order.
     """
     data = path.read_bytes() if path.exists() else b""
     complete, _, tail = data.rpartition(b"\n")
@@ -41,6 +56,15 @@ def read_ledger(path: Path) -> tuple[list[dict[str, Any]], int]:
             rows.append(unseal(line.decode("ascii")))
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path} line {number}: expected an intact row, found damage ({error})") from None
+        if not isinstance(rows[-1].get("row"), str):
+            raise refuse(f"{path} line {number}: row", "a row's id", rows[-1].get("row"))
+    keys = [row_key(row) for row in rows]
+    require_distinct(keys, f"{path}: row")
+    for number, key in enumerate(keys if row_order is not None else [], start=1):
+        wanted = row_order[number - 1] if row_order is not None and number <= len(row_order) else None
+        if key != wanted:
+            expected = "the end" if wanted is None else f"row {wanted!r} (the manifest's row_order)"
+            raise refuse(f"{path} line {number}", expected, key)
     return rows, len(tail)
 
 

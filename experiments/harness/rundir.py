@@ -7,12 +7,14 @@ from typing import Any
 
 from experiments.harness import partial
 from experiments.harness.canonical import canonical, sha256_file, sha256_text
+from experiments.harness.leaves import compare_leaves, without
 from experiments.harness.ledger import (
     append_line,
     append_row,
     drop_tail,
     lock,
     read_ledger,
+    require_distinct,
     row_key,
     torn_bytes,
     write_whole,
@@ -52,10 +54,8 @@ class RunDirectory:
         else:
             write_whole(path / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=True, allow_nan=False) + "\n")
         self.manifest = manifest
-        self.rows, self.dropped = read_ledger(path / ROWS)
-        order = [row_key(entry) for entry in self.rows]
-        if order != list(manifest["row_order"])[: len(order)]:
-            raise InputError(f"{path / ROWS}: expected rows in the manifest's order, found {order[:3]!r}...")
+        require_distinct(manifest["row_order"], f"{path / MANIFEST}: row_order")
+        self.rows, self.dropped = read_ledger(path / ROWS, manifest["row_order"])
         if self.dropped:
             drop_tail(path / ROWS, self.dropped)
         torn = torn_bytes(path / TIMING)
@@ -76,6 +76,7 @@ class RunDirectory:
 
     def append(self, row: dict[str, Any], timing: dict[str, Any]) -> None:
         """Adds a finished row; its timing goes to a file of its own, so that two runs write one and the same ledger."""
+        assert row_key(row) == self.manifest["row_order"][self.length], "rows are written in the manifest's order"
         append_row(self.path / ROWS, row)
         self._written.append(None)
         append_line(self.path / TIMING, canonical(timing))
@@ -133,59 +134,7 @@ def require_same_manifest(wanted: dict[str, Any], path: Path) -> None:
 
 
 def _require_same(wanted: dict[str, Any], found: dict[str, Any], where: Path) -> None:
-    differing = differing_fields(
-        {k: v for k, v in wanted.items() if k != INFORMATION}, {k: v for k, v in found.items() if k != INFORMATION}
-    )
+    differing = compare_leaves(without(wanted, INFORMATION), without(found, INFORMATION)).lines("expected", "found")
     if differing:
         shown = "; ".join(differing[:4]) + (f"; and {len(differing) - 4} more" if len(differing) > 4 else "")
         raise InputError(f"{where}: expected this run's manifest, found another's ({shown}); choose --out or --fresh")
-
-
-def differing_fields(wanted: Any, found: Any, at: str = "") -> list[str]:
-    """Paths of the leaves that differ, each with what is wanted and what is found."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        keys = [*wanted, *(key for key in found if key not in wanted)]
-        return [
-            line
-            for key in keys
-            for line in differing_fields(wanted.get(key), found.get(key), f"{at}.{key}" if at else str(key))
-        ]
-    if _records(wanted) and _records(found) and len(wanted) == len(found):  # the numeric contracts
-        pairs = enumerate(zip(wanted, found))
-        return [line for i, (mine, theirs) in pairs for line in differing_fields(mine, theirs, f"{at}[{i}]")]
-    if wanted == found and type(wanted) is type(found):
-        return []
-    if isinstance(wanted, list) and isinstance(found, list):
-        return [f"{at}: {_lists(wanted, found)}"]
-    return [f"{at}: expected {_short(wanted)}, found {_short(found)}"]
-
-
-def _lists(wanted: list[Any], found: list[Any]) -> str:
-    """Two different lists by their lengths and the first place where they part, which a long one's head would hide."""
-    lengths = f"expected {len(wanted)} entries, found {len(found)}"
-    for index, (mine, theirs) in enumerate(zip(wanted, found)):
-        if mine != theirs:
-            return f"{lengths}; entry {index}: expected {_short(mine)}, found {_short(theirs)}"
-    return lengths
-
-
-def _records(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
-
-
-def _short(value: Any) -> str:
-    text = canonical(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def open_finished(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """(manifest, rows, summary) of a finished run, read only. InputError when it is not there or not finished."""
-    if not (path / MANIFEST).exists():
-        raise InputError(f"{path}: expected a run directory, found {'no manifest' if path.exists() else 'nothing'}")
-    manifest = read_json_object(path / MANIFEST)
-    rows, torn = read_ledger(path / ROWS)
-    if torn or len(rows) != len(manifest.get("row_order", [])) or not (path / SUMMARY).exists():
-        raise InputError(
-            f"{path}: expected a finished run, found {len(rows)} of {len(manifest.get('row_order', []))} rows"
-        )
-    return manifest, rows, read_json_object(path / SUMMARY)

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.harness.rundir import row_key
+from experiments.harness.ledger import row_key
 from stats.endpoints import compare_labels, disagreement, divergence_spread
 from stats.intervals import Z_MATRIX
 

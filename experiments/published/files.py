@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.harness.ledger import write_whole
-from experiments.harness.rundir import open_finished
+from experiments.harness.reader import read_finished
 from experiments.published.columns import FILES, Line
 from minimodel.errors import InputError, refuse
 
@@ -20,15 +20,15 @@ def export_runs(runs: Sequence[Path], directory: Path) -> list[tuple[Path, int]]
     """
     files: dict[str, list[Line]] = {}
     for path in runs:
-        manifest, rows, summary = open_finished(path)
-        if manifest["experiment"] not in FILES:
-            raise refuse(f"{path}: experiment", f"one of {' '.join(FILES)}", manifest["experiment"])
+        run, summary = read_finished(path)
+        if run.experiment not in FILES:
+            raise refuse(f"{path}: experiment", f"one of {' '.join(FILES)}", run.experiment)
         if not summary["passed"]:
             raise InputError(
                 f"{path}: expected a run whose gates all passed, found {len(summary['failed_rows'])} failed"
             )
-        name, line = FILES[manifest["experiment"]]
-        found = [line(row, row.get("dtype", manifest["numeric"][0]["dtype"])) for row in rows]
+        name, line = FILES[run.experiment]
+        found = [line(row, run.numeric_of(key)["dtype"]) for key, row in run.rows.items()]
         files.setdefault(name, []).extend(found)
         _require_once(path, files[name])
     (directory / "data").mkdir(parents=True, exist_ok=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.ledger import read_ledger
-from experiments.harness.rundir import MANIFEST, ROWS, SUMMARY
-from experiments.harness.summary import gate_counts
+from experiments.harness.ledger import row_key
+from experiments.harness.reader import read_run
+from experiments.harness.rundir import MANIFEST
 from minimodel.errors import InputError, refuse
-from minimodel.files import parse_json, read_bytes, read_json_object
+from minimodel.files import parse_json, read_bytes
 
 TIMING = "timing.jsonl"
 
@@ -52,7 +52,7 @@ class Run:
             if not row["passed"]:
                 names = ", ".join(gate for gate, passed in row["gates"].items() if not passed)
                 reason = f" ({row['failure']})" if row.get("failure") else ""
-                found.append(f"{self.name}: row {row['row']} failed {names}{reason}")
+                found.append(f"{self.name}: row {row_key(row)} failed {names}{reason}")
         if self.summary is not None and not self.summary["passed"] and not found:
             found.append(f"{self.name}: the summary says that a gate failed")
         return found
@@ -97,28 +97,10 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def _read_run(path: Path, anchor: str) -> Run:
-    if not (path / MANIFEST).exists():
-        raise InputError(f"{path}: expected a run directory, found {'no manifest' if path.exists() else 'nothing'}")
-    manifest = read_json_object(path / MANIFEST)
-    for key in ("experiment", "numeric", "row_order", "environment"):
-        if key not in manifest:
-            raise refuse(f"{path / MANIFEST}", f"the key {key!r}", sorted(manifest))
-    rows, _ = read_ledger(path / ROWS)
-    summary = None
-    if (path / SUMMARY).exists() and len(rows) == len(manifest["row_order"]):
-        summary = read_json_object(path / SUMMARY)
-        _require_agreement(path, rows, summary)
-    return Run(path, anchor, manifest, rows, summary, _timing(path / TIMING))
-
-
-def _require_agreement(path: Path, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """The summary's verdict must be the ledger's: no number of a failed run may pass for one of a good run."""
-    if summary.get("rows") != len(rows):
-        raise refuse(f"{path / SUMMARY}: rows", f"{len(rows)} (from {ROWS})", summary.get("rows"))
-    if summary.get("gates") != gate_counts(rows):
-        raise refuse(f"{path / SUMMARY}: gates", f"{gate_counts(rows)} (from {ROWS})", summary.get("gates"))
-    if summary.get("passed") and not all(row["passed"] for row in rows):
-        raise refuse(f"{path / SUMMARY}: passed", f"False (from {ROWS})", True)
+    run = read_run(path)
+    if not isinstance(run.manifest.get("environment"), dict):
+        raise refuse(f"{path / MANIFEST}: environment", "an object", run.manifest.get("environment"))
+    return Run(path, anchor, run.manifest, list(run.rows.values()), run.summary, _timing(path / TIMING))
 
 
 def _timing(path: Path) -> list[dict[str, Any]]:

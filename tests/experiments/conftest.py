@@ -4,13 +4,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.experiments.runs import run, write_study
+from tests.experiments.runs import call, run, write_study
 
 
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """primary/, later/, tasks.jsonl, runs/matrix-bf16, runs/fixed_prefix-bf16-fp32. No test may write into it."""
     return write_study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="session")
+def every_run(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One finished run of every experiment, the matrix in both precisions. No test may write into them."""
+    root = tmp_path_factory.mktemp("every")
+    few = ["--dtype", "bf16", "--limit", 2]
+    made = {name: root / name for name in ("matrix-fp32", "bridge", "transplant", "replication", "batch_control")}
+    run(study, "matrix", made["matrix-fp32"], "--dtype", "fp32")
+    run(study, "bridge", made["bridge"], *few)
+    run(study, "transplant", made["transplant"], "--dtype", "bf16", tasks=False)
+    run(study, "replication", made["replication"], *few, tasks=False, checkpoint="later")
+    run(study, "batch_control", made["batch_control"], *few)
+    # two cells of one precision, and a second precision, so that one id stands in several rows
+    cells = [part for name in ("repeat_kv/plain", "eager/plain") for part in ("--cell", name)]
+    run(study, "causes", root / "causes", "--rows", 2, *cells, "--dtype", "bf16", "--dtype", "fp32")
+    run(study, "carrier", root / "carrier", "--dtype", "bf16", "--rows", 2, tasks=False)
+    made |= {"causes": root / "causes", "carrier": root / "carrier", "audit": root / "audit"}
+    made |= {"matrix": study / "runs/matrix-bf16", "fixed_prefix": study / "runs/fixed_prefix-bf16-fp32"}
+    done = call("audit", made["matrix"], made["fixed_prefix"], "--out", made["audit"], cwd=study)
+    assert done.exit_code == 0, done.output
+    return made
 
 
 @pytest.fixture(scope="session")

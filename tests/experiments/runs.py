@@ -3,6 +3,8 @@ exit codes."""
 
 import importlib
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from experiments.harness.canonical import seal
+from experiments.harness.ledger import row_key
+from experiments.harness.reader import read_finished
+from experiments.harness.summary import gate_counts
 from tests.experiments.commands import write_tasks
 from tests.tiny import write_checkpoint
 
@@ -71,6 +76,12 @@ def ledger(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
 
 
+def open_finished(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """The manifest, rows and summary of a finished run."""
+    run, summary = read_finished(path)
+    return run.manifest, list(run.rows.values()), summary
+
+
 def summary_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text())
 
@@ -79,6 +90,17 @@ def rewrite(run: Path, rows: list[dict[str, Any]]) -> None:
     """Writes a ledger of altered rows, each sealed anew: no damage that the seal could see."""
     bare = [{key: value for key, value in row.items() if key != "row_sha256"} for row in rows]
     (run / "rows.jsonl").write_text("".join(seal(row) + "\n" for row in bare))
+
+
+def altered(run: Path, target: Path, change: Callable[[list[dict[str, Any]]], None]) -> Path:
+    """A copy of a run with changed rows, to which manifest and summary are fitted: nothing but the rows can tell."""
+    shutil.copytree(run, target)
+    manifest, rows, summary = open_finished(target)
+    change(rows)
+    rewrite(target, rows)
+    (target / "manifest.json").write_text(json.dumps({**manifest, "row_order": [row_key(row) for row in rows]}))
+    (target / "summary.json").write_text(json.dumps({**summary, "rows": len(rows), "gates": gate_counts(rows)}))
+    return target
 
 
 def interrupt(patch: pytest.MonkeyPatch, module: str, name: str, after: int) -> None:

@@ -1,14 +1,13 @@
 """audit: two ledgers joined by row; everything agrees, or exit code 3 says what does not."""
 
-import copy
 import json
 import shutil
 
 import pytest
 
-from experiments.harness.joining import joined_arms, leaves
-from experiments.harness.rundir import open_finished
-from tests.experiments.runs import ROWS, call, ledger, one_line, rewrite
+from experiments.harness.joining import joined_arms
+from experiments.harness.leaves import leaves
+from tests.experiments.runs import ROWS, altered, call, ledger, one_line, open_finished
 
 MATRIX, FIXED = "runs/matrix-bf16", "runs/fixed_prefix-bf16-fp32"
 
@@ -17,21 +16,6 @@ def audit(study, *arguments, expected=0):
     done = call("audit", *arguments, cwd=study)
     assert done.exit_code == expected, (done.exit_code, done.output)
     return done
-
-
-@pytest.fixture
-def altered(study, tmp_path):
-    """A function that copies the fixed-prefix run, changes its rows and seals them anew."""
-
-    def make(change):
-        target = tmp_path / "altered"
-        shutil.copytree(study / FIXED, target)
-        rows = copy.deepcopy(ledger(target))
-        change(rows)
-        rewrite(target, rows)
-        return target
-
-    return make
 
 
 def test_the_matrix_and_the_fixed_prefix_run_agree_on_everything(study, tmp_path):
@@ -103,8 +87,10 @@ def turn_object(rows):
         (turn_object, "t000", ["leaves comparison live:prefill"]),
     ],
 )
-def test_one_changed_leaf_ends_with_code_3(study, tmp_path, altered, change, row, checks):
-    done = audit(study, MATRIX, altered(change), "--out", tmp_path / "out", expected=3)
+def test_one_changed_leaf_ends_with_code_3(study, tmp_path, change, row, checks):
+    done = audit(
+        study, MATRIX, altered(study / FIXED, tmp_path / "altered", change), "--out", tmp_path / "out", expected=3
+    )
     assert f"rows that disagree: bf16/{row}" in done.stdout
     assert done.stdout.splitlines()[-1] == f"audit bf16: {ROWS - 1}/{ROWS} rows agree; the runs DISAGREE"
     (failed,) = [entry for entry in ledger(tmp_path / "out") if not entry["passed"]]
@@ -112,30 +98,24 @@ def test_one_changed_leaf_ends_with_code_3(study, tmp_path, altered, change, row
     assert failed["differing_leaves"] == 1 and len(failed["differing"]) == 1
 
 
-def test_another_precision_is_not_joined(study, altered):
+def test_another_precision_is_not_joined(study, tmp_path):
     def change(rows):
         for row in rows:
             if row["dtype"] == "fp32":
                 row["arms"]["incremental"]["suffix"][0] ^= 1
 
-    audit(study, MATRIX, altered(change))
+    done = audit(study, MATRIX, altered(study / FIXED, tmp_path / "altered", change))
+    assert "note, not joined, for only one run has them: fp32" in done.stdout
 
 
 def test_a_row_of_one_run_alone_disagrees(study, tmp_path):
-    short = tmp_path / "short"
-    shutil.copytree(study / MATRIX, short)
-    manifest = json.loads((short / "manifest.json").read_text())
-    manifest["row_order"] = manifest["row_order"][:-1]
-    (short / "manifest.json").write_text(json.dumps(manifest))
-    rewrite(short, ledger(short)[:-1])
+    short = altered(study / MATRIX, tmp_path / "short", lambda rows: rows.pop())
     done = audit(study, short, FIXED, expected=3)
     assert f"rows of the right run alone: 1, bf16/t00{ROWS - 1}" in done.stdout
 
 
 def test_another_order_disagrees(study, tmp_path):
-    turned = tmp_path / "turned"
-    shutil.copytree(study / MATRIX, turned)
-    rewrite(turned, [ledger(turned)[1], ledger(turned)[0], *ledger(turned)[2:]])
+    turned = altered(study / MATRIX, tmp_path / "turned", lambda rows: rows.reverse())
     done = audit(study, turned, FIXED, expected=3)
     assert "in different orders" in done.stdout and f"{ROWS}/{ROWS} rows agree" in done.stdout
 
@@ -157,12 +137,6 @@ def test_live_joins_incremental_only_where_each_side_lacks_the_other():
     }
     assert joined_arms({"live": 1, "incremental": 1}, {"incremental": 1}) == {"incremental": "incremental"}
     assert joined_arms({"live": 1}, {"live": 1, "incremental": 1}) == {"live": "live"}
-
-
-def test_leaves_tell_types_and_last_bits_apart():
-    assert leaves({"a": [{"b": 1}, {"b": [1, 2]}], "c": None}) == {"a[0].b": "1", "a[1].b": "[1,2]", "c": "null"}
-    for left, right in ((1, 1.0), (1, True), (0.0, -0.0), (0.1 + 0.2, 0.3)):
-        assert leaves(left) != leaves(right)
 
 
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):

@@ -10,9 +10,8 @@ import experiments.batch_control as batch_control
 import experiments.harness.whole as whole
 from cache.build import build_live
 from decode.greedy import greedy_suffix
-from experiments.harness.rundir import open_finished
 from stats.panels import length_spread
-from tests.experiments.runs import ROWS, ledger, resumes, run
+from tests.experiments.runs import ROWS, ledger, open_finished, resumes, run
 
 BF16 = ("--dtype", "bf16")
 

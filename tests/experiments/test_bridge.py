@@ -8,10 +8,9 @@ import pytest
 
 import experiments.bridge as bridge
 from experiments.harness.bank import open_bank
-from experiments.harness.rundir import open_finished
 from minimodel.numbers import bits
 from stats.panels import length_spread
-from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, resumes, rewrite, run
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, resumes, rewrite, run
 
 BF16 = ("--dtype", "bf16")
 

@@ -14,9 +14,8 @@ from experiments.carrier.tables import carrier_report, carrier_summary
 from experiments.harness.bank import Prefix
 from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
-from experiments.harness.rundir import open_finished
 from minimodel.roles import ROLE_NAMES
-from tests.experiments.runs import ledger, one_line, resumes, rewrite, run
+from tests.experiments.runs import ledger, one_line, open_finished, resumes, rewrite, run
 
 FP32 = ("--dtype", "fp32")
 BF16 = ("--dtype", "bf16")

@@ -5,9 +5,8 @@ import pytest
 import experiments.causes.__main__ as causes
 from cache.drift import CacheDrift, compare
 from experiments.causes.cells import FACTORS
-from experiments.harness.rundir import open_finished
 from minimodel.numerics import KERNELS
-from tests.experiments.runs import call, inputs, ledger, resumes, run
+from tests.experiments.runs import call, inputs, ledger, open_finished, resumes, run
 
 BF16 = ("--dtype", "bf16", "--rows", 2)
 

@@ -47,7 +47,7 @@ def test_saving_changes_no_byte_of_the_ledger(runs: dict[str, Path]) -> None:
     names = [f"boundaries/r{i}-{arm}.safetensors" for i in (0, 1) for arm in ("live", "prefill")]
     assert written == [*names, "traces/r1-live.safetensors", "traces/r1-prefill.safetensors"]
     result = run(runs["plain"], runs["saved"])
-    assert result.exit_code == 0 and "2 of 2 rows equal" in result.stdout, result.output
+    assert result.exit_code == 0 and "2 of 2 common rows equal" in result.stdout, result.output
 
 
 def test_a_run_under_another_kernel_is_explained_row_by_row(runs: dict[str, Path]) -> None:
@@ -72,7 +72,7 @@ def test_a_changed_ledger_value_is_named(runs: dict[str, Path], tmp_path: Path) 
     report = checked(runs["plain"], copy, "--no-rerun")
     assert [r["equal"] for r in report["rows"]] == [True, False]
     assert report["rows"][1]["differing"][0].startswith("arms.prefill.margin: ")
-    assert report["rows"][1]["one_sided"] == ["index: only in A"]
+    assert report["rows"][1]["one_sided"] == ["index: A 1, B nothing"]
 
 
 def edited(run_directory: Path, copy: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
@@ -116,4 +116,5 @@ def test_a_row_more_on_one_side_is_said(runs: dict[str, Path], tmp_path: Path) -
     shutil.copytree(runs["plain"], copy)
     (copy / "rows.jsonl").write_text((copy / "rows.jsonl").read_text().splitlines()[0] + "\n")
     result = run(runs["plain"], copy)
-    assert result.exit_code == 0 and "1 of 1 rows equal" in result.stdout and "A has 2 rows, B 1" in result.stdout
+    assert result.exit_code == 3
+    assert "different: 1 of 1 common rows equal" in result.stdout and "1 rows only in A: r1" in result.stdout

@@ -9,24 +9,15 @@ from experiments.published.columns import FILES
 from stats.published.ledgers import bridge_claims, stock_claims, transplant_claims
 from stats.published.matrices import by_precision, cross_precision_claims, matrix_claims
 from stats.published.tables import read_rows
-from tests.experiments.runs import call, ledger, one_line, rewrite, run
+from tests.experiments.runs import call, ledger, one_line, rewrite
 
 SUFFIXES = {"count", "n", "rate"}
 
 
 @pytest.fixture(scope="module")
-def runs(study, tmp_path_factory):
+def runs(every_run):
     """One finished run of every experiment that the release has a ledger for; the matrix in both precisions."""
-    root = tmp_path_factory.mktemp("export")
-    few = ["--dtype", "bf16", "--limit", 2]
-    run(study, "matrix", root / "matrix-fp32", "--dtype", "fp32")
-    run(study, "bridge", root / "bridge", *few)
-    run(study, "transplant", root / "transplant", "--dtype", "bf16", tasks=False)
-    run(study, "replication", root / "replication", *few, tasks=False, checkpoint="later")
-    run(study, "batch_control", root / "batch_control", *few)
-    known = {"matrix": study / "runs/matrix-bf16", "fixed_prefix": study / "runs/fixed_prefix-bf16-fp32"}
-    made = ("matrix-fp32", "bridge", "transplant", "replication", "batch_control")
-    return {**known, **{name: root / name for name in made}}
+    return {name: path for name, path in every_run.items() if name.split("-")[0] in FILES}
 
 
 @pytest.fixture(scope="module")

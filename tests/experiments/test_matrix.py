@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import experiments.matrix as matrix
-from experiments.harness.rundir import open_finished
 from tests.experiments.commands import command, start
 from tests.experiments.matrices import ROWS, arguments, write_inputs
+from tests.experiments.runs import open_finished
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import pytest
 import experiments.harness.six_arms as six_arms
 import experiments.replication as replication
 from experiments.harness.bank import open_bank
-from experiments.harness.rundir import open_finished
 from stats.donors import (
     CHECKPOINT_SENSITIVE,
     CONDITIONAL,
@@ -17,7 +16,7 @@ from stats.donors import (
     UNDERPOWERED,
 )
 from stats.panels import length_spread
-from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, resumes, run
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, resumes, run
 
 BF16 = ("--dtype", "bf16")
 LATER = {"tasks": False, "checkpoint": "later"}

@@ -11,8 +11,7 @@ import experiments.harness.six_arms as six_arms
 import experiments.transplant as transplant
 from cache.transplant import transplant as take
 from experiments.harness.bank import Bank, Prefix
-from experiments.harness.rundir import open_finished
-from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, resumes, rewrite, run
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, resumes, rewrite, run
 
 BF16 = ("--dtype", "bf16")
 

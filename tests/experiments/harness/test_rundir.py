@@ -4,10 +4,15 @@ import json
 
 import pytest
 
-from experiments.harness.rundir import RunDirectory, differing_fields, open_finished
+from experiments.harness.ledger import row_key
+from experiments.harness.reader import read_finished, read_run
+from experiments.harness.rundir import RunDirectory
 from minimodel.errors import InputError
+from tests.helpers import refused
 
+ROWS = [{"row": name, "gates": {"replica": True}, "passed": True} for name in ("a", "b")]
 MANIFEST = {
+    "experiment": "matrix",
     "schema": "s",
     "numeric": [{"dtype": "bf16", "threads": 2}],
     "row_order": ["a", "b"],
@@ -49,14 +54,6 @@ def test_another_manifest_is_refused_with_the_fields_that_differ(tmp_path):
     RunDirectory(tmp_path / "run", {**MANIFEST, "information": {"x": 2}}, fresh=False).close()
 
 
-def test_rows_out_of_order_are_refused(tmp_path):
-    run = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
-    run.append({"row": "b"}, {})
-    run.close()
-    with pytest.raises(InputError, match="order"):
-        RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
-
-
 def test_fresh_sets_the_old_run_aside_and_deletes_nothing(tmp_path):
     for _ in range(3):
         run = RunDirectory(tmp_path / "run", MANIFEST, fresh=True)
@@ -75,30 +72,61 @@ def test_a_directory_with_other_files_is_not_taken(tmp_path):
 
 def test_only_a_finished_run_can_be_read(tmp_path):
     run = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
-    run.append({"row": "a"}, {})
+    run.append(ROWS[0], {})
     with pytest.raises(InputError, match="found 1 of 2 rows"):
-        open_finished(tmp_path / "run")
-    run.append({"row": "b"}, {})
-    run.finish({"passed": True}, "# report\n")
+        read_finished(tmp_path / "run")
+    run.append(ROWS[1], {})
+    written = {"rows": 2, "gates": {"replica": {"passed": 2, "of": 2}}, "passed": True}
+    run.finish(written, "# report\n")
     run.close()
-    manifest, rows, summary = open_finished(tmp_path / "run")
-    assert manifest == json.loads(json.dumps(MANIFEST)) and len(rows) == 2 and summary == {"passed": True}
+    read, summary = read_finished(tmp_path / "run")
+    assert read.manifest == json.loads(json.dumps(MANIFEST)) and list(read.rows) == ["a", "b"] and summary == written
     with pytest.raises(InputError, match="found nothing"):
-        open_finished(tmp_path / "none")
+        read_finished(tmp_path / "none")
 
 
-def test_differing_fields_name_every_leaf():
-    assert differing_fields({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == [
-        "a.c: expected 2, found 3",
-        "d: expected null, found 4",
+@pytest.mark.parametrize("wrong", [{"rows": 3}, {"gates": {"replica": {"passed": 1, "of": 2}}}])
+def test_a_summary_that_the_ledger_contradicts_is_refused(tmp_path, wrong):
+    run = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
+    for row in ROWS:
+        run.append(row, {})
+    run.finish({"rows": 2, "gates": {"replica": {"passed": 2, "of": 2}}, "passed": True, **wrong}, "")
+    run.close()
+    with refused("summary.json", next(iter(wrong)), "from rows.jsonl"):
+        read_finished(tmp_path / "run")
+
+
+def test_two_rows_of_one_identity_are_refused_when_written_and_when_read(tmp_path):
+    with refused("row_order", "each row once", "bf16/a"):
+        RunDirectory(tmp_path / "run", {**MANIFEST, "row_order": ["bf16/a", "fp32/a", "bf16/a"]}, fresh=False)
+    cells = [
+        {"row": "a", "cell": cell, "gates": {}, "passed": True} for cell in ("bf16/eager/plain", "bf16/eager/tiled")
     ]
-    assert differing_fields({"a": 1}, {"a": True}) == ["a: expected 1, found true"]
+    manifest = {**MANIFEST, "row_order": [row_key(row) for row in cells]}
+    run = RunDirectory(tmp_path / "cells", manifest, fresh=False)
+    run.append(cells[0], {})
+    with pytest.raises(AssertionError, match="the manifest's order"):
+        run.append(cells[0], {})
+    run.append(cells[1], {})
+    run.close()
+    assert list(read_run(tmp_path / "cells").rows) == manifest["row_order"]
+    # a ledger that holds the first row twice, each line intact
+    line = (tmp_path / "cells/rows.jsonl").read_bytes().splitlines(keepends=True)[0]
+    (tmp_path / "cells/rows.jsonl").write_bytes(2 * line)
+    with refused("rows.jsonl", "each row once", "bf16/eager/plain/a"):
+        read_run(tmp_path / "cells")
+    with refused("rows.jsonl", "each row once"):
+        RunDirectory(tmp_path / "cells", manifest, fresh=False)
 
 
-def test_a_longer_run_is_told_from_a_trial_of_its_first_rows():
-    trial = {"row_order": [f"demo-{i:03}" for i in range(4)]}
-    whole = {"row_order": [f"demo-{i:03}" for i in range(200)]}
-    assert differing_fields(whole, trial) == ["row_order: expected 200 entries, found 4"]
-    other = {"row_order": [*trial["row_order"][:3], "demo-007"]}
-    [line] = differing_fields(trial, other)
-    assert line == 'row_order: expected 4 entries, found 4; entry 3: expected "demo-003", found "demo-007"'
+def test_rows_in_another_order_than_the_manifests_are_refused(tmp_path):
+    run = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
+    for row in ROWS:
+        run.append(row, {})
+    run.close()
+    path = tmp_path / "run/rows.jsonl"
+    path.write_bytes(b"".join(reversed(path.read_bytes().splitlines(keepends=True))))
+    with refused("rows.jsonl line 1", "row 'a'", "'b'"):
+        read_run(tmp_path / "run")
+    with refused("rows.jsonl line 1", "row 'a'", "'b'"):
+        RunDirectory(tmp_path / "run", MANIFEST, fresh=False)

@@ -1,0 +1,88 @@
+"""crosscheck and audit on two runs of every experiment: equal, one leaf changed in any row, one row missing."""
+
+import json
+
+import pytest
+
+from experiments.harness.leaves import leaves
+from experiments.harness.ledger import row_key
+from experiments.harness.reader import read_run
+from tests.experiments.crosschecks import run as crosscheck
+from tests.experiments.runs import altered, call
+
+EXPERIMENTS = (
+    "matrix", "fixed_prefix", "bridge", "transplant", "replication", "batch_control", "causes", "carrier", "audit"
+)  # fmt: skip
+
+
+def verdicts(left, right, cwd):
+    """The exit codes and outputs of both commands."""
+    compared = crosscheck(left, right, "--no-rerun"), call("audit", left, right, cwd=cwd)
+    return [done.exit_code for done in compared], [done.output for done in compared]
+
+
+def change_leaf(row):
+    """Changes the last leaf under the row's largest part by the least there is, and returns its name."""
+    part = max((key for key in row if isinstance(row[key], dict)), key=lambda key: len(json.dumps(row[key])))
+    path = [name for name, value in leaves(row[part]).items() if isinstance(value, bool | str | float)][-1]
+    *outer, last = path.replace("[", ".[").split(".")
+    place = row[part]
+    for step in outer:
+        place = place[int(step[1:-1])] if step.startswith("[") else place[step]
+    value = place[last]
+    place[last] = not value if isinstance(value, bool) else value + ("x" if isinstance(value, str) else 1.0)
+    return f"{part}.{path}"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_equal_runs_are_equal(every_run, experiment, tmp_path):
+    copy = altered(every_run[experiment], tmp_path / "copy", lambda rows: None)
+    codes, outputs = verdicts(every_run[experiment], copy, tmp_path)
+    assert codes == [0, 0], outputs
+    count = len(read_run(copy).rows)
+    assert f"{count} of {count} common rows equal" in outputs[0]
+    assert f"{count}/{count} rows agree; the runs agree" in outputs[1]
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_one_changed_leaf_is_named_in_its_own_row(every_run, experiment, place, tmp_path):
+    changed = []
+
+    def change(rows):
+        changed.append((row_key(rows[place]), change_leaf(rows[place])))
+
+    copy = altered(every_run[experiment], tmp_path / "copy", change)
+    codes, outputs = verdicts(every_run[experiment], copy, tmp_path)
+    assert codes == [3, 3], outputs
+    ((row, path),) = changed
+    assert f"row {row}: differs in 1 fields" in outputs[0] and path in outputs[0]
+    (disagreeing,) = [line for line in outputs[1].splitlines() if line.startswith("rows that disagree: ")]
+    assert disagreeing.split(": ")[1].endswith(row) and len(disagreeing.split(": ")[1].split()) == 1
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_missing_row_is_a_difference_in_either_run(every_run, experiment, tmp_path):
+    missing = []
+    copy = altered(every_run[experiment], tmp_path / "copy", lambda rows: missing.append(row_key(rows.pop())))
+    for pair, letter, side in (
+        ((every_run[experiment], copy), "A", "left"),
+        ((copy, every_run[experiment]), "B", "right"),
+    ):
+        codes, outputs = verdicts(*pair, tmp_path)
+        assert codes == [3, 3], outputs
+        assert f"1 rows only in {letter}: {missing[0]}" in outputs[0]
+        assert f"rows of the {side} run alone: 1, " in outputs[1]
+
+
+def test_a_row_has_the_contract_of_its_own_cell(every_run):
+    """Every cell row names its kernels, every precision row its dtype; a run of one contract has that one."""
+    causes = read_run(every_run["causes"])
+    for key, row in causes.rows.items():
+        numeric = causes.numeric_of(key)
+        assert row["cell"] == f"{numeric['dtype']}/{numeric['attention']}/{numeric['linear']}"
+    assert len({json.dumps(causes.numeric_of(key)) for key in causes.rows}) == len(causes.numeric()) == 4
+    fixed = read_run(every_run["fixed_prefix"])
+    assert all(fixed.numeric_of(key)["dtype"] == row["dtype"] for key, row in fixed.rows.items())
+    bridge = read_run(every_run["bridge"])
+    assert all(bridge.numeric_of(key) == bridge.numeric()[0] for key in bridge.rows)
