@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from cache.isolation import cache_tensors
@@ -11,8 +12,8 @@ from cache.kv import KVCache
 from cache.storage import Provenance, Stored, contract_record, open_tensors, require_same, write_tensors
 from decode.contract import Contract
 from decode.greedy import require_equal_copies
+from decode.record import FunctionalRecord
 from decode.state import State
-from decode.stepper import FunctionalRecord
 from minimodel.errors import InputError, refuse
 from minimodel.numerics import placement
 
@@ -21,23 +22,22 @@ SCHEMA = "stage-replay-boundary-v1"
 
 @dataclass(frozen=True)
 class Boundary:
-    """The state right after merge's opening delimiter. Owns compact storage; nothing that reads it writes it.
+    """The state right after merge's opening delimiter. Owns compact storage; nothing that reads it writes it."""
 
-    construction: "live", "incremental", "prefill" or a transplant's name. logits: [B, V], of the last prefix token.
-    record: the digest of all that the decoder was shown. margins: of the prefix's own choices, live only.
-    rebuild: a prefill's independent second call; None where a replica is a copy.
-    """
-
-    construction: str
+    construction: str  # "live", "incremental", "prefill" or a transplant's name
     state: State
     cache: KVCache
-    logits: Tensor
-    record: FunctionalRecord
-    margins: tuple[float | None, ...] = ()
-    rebuild: Callable[[], "Boundary"] | None = field(default=None, repr=False, compare=False)
+    logits: Tensor  # [B, V], of the last prefix token
+    record: FunctionalRecord  # what entered the decoder
+    margins: tuple[float | None, ...] = ()  # of the prefix's own choices, live only
+    rebuild: Callable[[], "Boundary"] | None = field(default=None, repr=False, compare=False)  # a second prefill
 
+    @torch.inference_mode()
     def replica(self) -> "Boundary":
-        """A second, storage-isolated instance: an independent second call for prefill, else a bit-exact deep copy."""
+        """A second, storage-isolated instance: an independent second call for prefill, else a bit-exact deep copy.
+
+        Both are inference tensors, as those of every construction and of every loaded boundary are.
+        """
         if self.rebuild is not None:
             return self.rebuild()
         return replace(self, cache=self.cache.copy(), logits=self.logits.clone(), record=self.record.copy())
@@ -64,6 +64,7 @@ class Boundary:
         write_tensors(Path(path), SCHEMA, header, provenance, self.named_tensors())
 
     @classmethod
+    @torch.inference_mode()
     def load(
         cls, path: str | Path, contract: Contract, provenance: Provenance, same_numeric: bool = True
     ) -> "Boundary":

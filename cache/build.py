@@ -9,8 +9,9 @@ from torch import Tensor
 from cache.boundary import Boundary
 from cache.kv import KVCache
 from decode.greedy import generate, require_equal_copies
+from decode.record import FunctionalRecord
 from decode.state import State
-from decode.stepper import FunctionalRecord, Stepper, make_ready
+from decode.stepper import Stepper, make_ready
 from minimodel.decoder import Decoder, Observe
 from minimodel.errors import InputError, refuse
 from minimodel.roles import attention_mask
@@ -20,8 +21,7 @@ COPIES = 2  # the paper's physical batch: two duplicates of one problem
 
 @torch.inference_mode()
 def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
-    """Ordinary greedy generation from a prompt block to the boundary, its cache retained: moved, bit for bit, into
-    storage of its own length.
+    """The boundary that ordinary greedy generation from a prompt block reaches, with the cache that it filled.
 
     The prompt, too, is consumed one token at a time: the paper finds live and incremental caches equal in every bit on
     all layers, which holds only if no part of the live path was a call of several tokens.
@@ -39,8 +39,8 @@ def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Obs
 
 @torch.inference_mode()
 def build_incremental(model: Decoder, state: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
-    """The same tokens, teacher-forced one at a time; no logits until the last."""
-    _require_boundary(model, state)
+    """The boundary of `state.tokens`, fed one at a time whatever the logits say; none are computed until the last."""
+    state = _boundary_state(model, state)
     stepper = _stepper(model, len(state), copies)
     hidden = torch.empty(0)
     for token, role in zip(state.tokens, state.roles):
@@ -56,8 +56,8 @@ def build_prefill(
     chunk: int | None = None,
     observe: Observe | None = None,
 ) -> Boundary:
-    """The same tokens in one forward call, or in calls of `chunk` tokens (chunk 1 is incremental's arithmetic)."""
-    _require_boundary(model, state)
+    """The boundary of `state.tokens` in one call, or in calls of `chunk` tokens (1 is incremental's arithmetic)."""
+    state = _boundary_state(model, state)
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise refuse("chunk", "a positive number of tokens, or none for one call", chunk)
     device = model.numeric.torch_device
@@ -68,32 +68,26 @@ def build_prefill(
     for start in range(0, len(state), chunk or len(state)):
         part = slice(start, min(start + (chunk or len(state)), len(state)))
         mask = attention_mask(roles[:1, part], roles[:1, : part.stop], visibility=model.rules.visibility)
-        _record(record, state, positions[0], mask, part)
         mask = mask.expand(copies, -1, -1, -1)
-        hidden = model(tokens[:, part], roles[:, part], positions[:, part], mask, cache, observe)
+        hidden = model(tokens[:, part], roles[:, part], positions[:, part], mask, cache, observe, record.enter)
     again = partial(build_prefill, model, state, copies, chunk)
     return replace(_finish("prefill", model, state, cache, record, hidden, observe), rebuild=again)
-
-
-def _record(record: FunctionalRecord, state: State, positions: Tensor, mask: Tensor, part: slice) -> None:
-    """Enters the rows of one call: each slot sees its row through itself, and must see nothing later."""
-    rows = mask[0, 0].cpu()
-    assert not rows.triu(part.start + 1).any(), "a query may attend to a later key"
-    for row, slot in enumerate(range(part.start, part.stop)):
-        record.add(state.tokens[slot], state.roles[slot], int(positions[slot]), rows[row, : slot + 1])
 
 
 def _stepper(model: Decoder, capacity: int, copies: int) -> Stepper:
     return Stepper(model, KVCache.for_model(model, copies, capacity), copies, capacity)
 
 
-def _require_boundary(model: Decoder, state: State) -> None:
+def _boundary_state(model: Decoder, state: State) -> State:
+    """The state re-derived from the integer tokens alone: roles that live decoding accumulated are not taken over."""
     make_ready(model, state.contract.rules)
+    state = State.from_tokens(state.contract, state.tokens)
     if not state.structure.at_boundary:
         raise InputError("boundary: expected a state that ends with merge's opening delimiter")
     limit = model.config.max_position_embeddings
     if len(state) > limit:
         raise InputError(f"context: expected at most max_position_embeddings {limit} tokens, found {len(state)}")
+    return state
 
 
 def _from_stepper(name: str, state: State, stepper: Stepper, hidden: Tensor, observe: Observe | None) -> Boundary:

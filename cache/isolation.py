@@ -34,16 +34,12 @@ def cache_tensors(cache: KVCache) -> list[Tensor]:
     return [tensor for _, _, tensor in cache.tensors()]
 
 
-def geometry(cache: KVCache) -> list[dict[str, object]]:
-    """Shape, stride, dtype and device of every tensor, as a ledger records them."""
-    return [
-        {
-            "layer": layer,
-            "tensor": name,
-            "shape": list(tensor.shape),
-            "stride": list(tensor.stride()),
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "device": str(tensor.device),
-        }
-        for layer, name, tensor in cache.tensors()
-    ]
+def geometry(tensor: Tensor) -> dict[str, object]:
+    """Shape, stride, dtype, device, and whether it is an inference tensor: all of a tensor that its bits do not say."""
+    return {
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+        "inference": tensor.is_inference(),
+    }

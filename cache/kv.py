@@ -12,7 +12,7 @@ from minimodel.numbers import same_bits
 
 
 class KVCache:
-    """One key and one value tensor a layer, each its own storage [B, H_kv, capacity, D], filled from slot 0.
+    """One key and one value tensor per layer, each its own storage [B, H_kv, capacity, D], filled from slot 0.
 
     Slots at or beyond `len(cache)` hold anything and are never read.
     """
@@ -37,6 +37,7 @@ class KVCache:
             size = 2 * layers * math.prod(shape) * dtype.itemsize
             raise InputError(f"cache: expected {size} bytes of free memory for {capacity} tokens, found less") from None
         self._length = 0
+        self._begun = (0, 0)  # of the call under way: layers written, tokens each; (0, 0) between calls
 
     @classmethod
     def for_model(cls, model: Decoder, batch: int, capacity: int) -> "KVCache":
@@ -59,9 +60,11 @@ class KVCache:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Writes T new tokens of one layer ([B, H_kv, T, D] each) and returns views of all S so far.
 
-        Layers come in order; the length advances when the last one has been written. InputError beyond the capacity,
-        and for another dtype or shape: torch would convert the one and spread the other without a word.
+        A call writes layers 0, 1, ... in order, T tokens each. Only then does the length advance by T, so that no slot
+        below it is one that was never written. InputError for another layer or T, beyond the capacity, and for another
+        dtype or shape: torch would convert the one and spread the other without a word.
         """
+        self._require_next(layer, keys.shape[2])
         held = self._keys[layer]
         expected = (*held.shape[:2], keys.shape[2], held.shape[3])
         for name, new in (("keys", keys), ("values", values)):
@@ -73,9 +76,18 @@ class KVCache:
             raise refuse("cache length", f"at most its capacity {self.capacity}", stop)
         self._keys[layer][:, :, self._length : stop] = keys
         self._values[layer][:, :, self._length : stop] = values
+        self._begun = (layer + 1, keys.shape[2])
         if layer == self.layers - 1:
-            self._length = stop
+            self._length, self._begun = stop, (0, 0)
         return self._keys[layer][:, :, :stop], self._values[layer][:, :, :stop]
+
+    def _require_next(self, layer: int, tokens: int) -> None:
+        """InputError unless `layer` is the next of the call under way and brings as many tokens as those before it."""
+        written, begun = self._begun
+        if layer != written:
+            raise refuse("cache layer", f"layer {written}: a call writes every layer once, in order", layer)
+        if written and tokens != begun:
+            raise refuse(f"cache layer {layer}", f"{begun} tokens, as layer 0 of this call had", tokens)
 
     def keys(self, layer: int) -> Tensor:
         """A view [B, H_kv, n, D] of the n tokens held."""

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from decode.contract import Contract
+from decode.record import FunctionalRecord
 from decode.state import State, content_of
-from decode.stepper import FunctionalRecord, Stepper, make_ready
+from decode.stepper import Stepper, make_ready
 from decode.structure import Structure, advance, forced
 from minimodel.decoder import Decoder, Observe
 from minimodel.errors import InputError
@@ -37,18 +38,15 @@ class Generated:
 
 @dataclass(frozen=True)
 class Suffix:
-    """What follows a boundary: every token after the prefix, delimiters included.
-
-    merge and answer: the blocks' content tokens. functional: the digest of all that the decoder was shown. margins and
-    tops: as in `Generated`.
-    """
+    """What follows a boundary: every token after the prefix, delimiters included."""
 
     tokens: tuple[int, ...]
-    margins: tuple[float | None, ...]
-    tops: tuple[float | None, ...]
-    merge: tuple[int, ...]
-    answer: tuple[int, ...]
-    functional_sha256: str
+    margins: tuple[float | None, ...]  # as in `Generated`
+    tops: tuple[float | None, ...]  # as in `Generated`
+    merge: tuple[int, ...]  # the block's content tokens
+    answer: tuple[int, ...]  # the block's content tokens
+    functional_sha256: str  # the record of prefix and suffix, as they entered the decoder
+    synchronised: bool  # prefix and suffix entered alike in all physical copies
 
     @property
     def blocks(self) -> dict[str, tuple[int, ...]]:
@@ -98,9 +96,14 @@ def best_two(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
     return token, top, masked.max().item()
 
 
+def equal_copies(tensor: Tensor) -> bool:
+    """Every copy along the first axis holds the same bits."""
+    return tensor.shape[0] <= 1 or torch.equal(bits(tensor[1:]), bits(tensor[:1].expand_as(tensor[1:])))
+
+
 def require_equal_copies(tensor: Tensor, name: str) -> None:
     """RowFailure unless every copy along the first axis holds the same bits."""
-    if tensor.shape[0] > 1 and not torch.equal(bits(tensor[1:]), bits(tensor[:1].expand_as(tensor[1:]))):
+    if not equal_copies(tensor):
         raise RowFailure(f"{name}: the physical copies differ in bits")
 
 
@@ -169,4 +172,5 @@ def greedy_suffix(model: Decoder, boundary: BoundaryLike) -> Suffix:
         merge=content_of(contract, out.tokens, MERGE, first_open=True),
         answer=content_of(contract, out.tokens, ANSWER, first_open=False),
         functional_sha256=stepper.record.sha256(),
+        synchronised=stepper.record.synchronised,
     )

@@ -1,59 +1,21 @@
-"""Feeding a decoder one token at a time: position, role and mask row of every step, and a record of what was fed."""
+"""Feeding a decoder one token at a time: position, role and mask row of every step, and a record of what entered."""
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from decode.record import FunctionalRecord
 from minimodel.decoder import Cache, Decoder, Observe
 from minimodel.errors import InputError
 from minimodel.roles import NUM_ROLES, RoleRules, visibility_tensor
-
-
-class FunctionalRecord:
-    """The SHA-256 of all that a construction showed the decoder: token, role, position and visible keys of every slot,
-    encoded so that no two histories look alike.
-
-    Live, incremental and prefill each fill one from the arrays that they really pass, so that equal digests mean one
-    functional state, whatever code prepared it.
-    """
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-        self.length = 0
-
-    def add(self, token: int, role: int, position: int, visible: Tensor) -> None:
-        """visible: bool [S], the mask row through this token's own slot."""
-        self._hash.update(f"{token},{role},{position},{visible.numel()}:".encode("ascii"))
-        self._hash.update(visible.cpu().numpy().tobytes())
-        self.length += 1
-
-    @classmethod
-    def of_state(
-        cls, tokens: Sequence[int], roles: Sequence[int], visibility: tuple[tuple[int, ...], ...]
-    ) -> "FunctionalRecord":
-        """The record that any right construction of these tokens fills: positions 0, 1, 2, ..., the mask's rows."""
-        record, table = cls(), visibility_tensor(visibility, torch.device("cpu"))
-        keys = torch.tensor(list(roles), dtype=torch.int64, device="cpu")
-        for slot, (token, role) in enumerate(zip(tokens, roles)):
-            record.add(token, role, slot, table[role, keys[: slot + 1]])
-        return record
-
-    def copy(self) -> "FunctionalRecord":
-        other = FunctionalRecord()
-        other._hash, other.length = self._hash.copy(), self.length
-        return other
-
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
 
 
 class Stepper:
     """One request in the decoder: `feed` advances position and cache slot by one for every physical copy."""
 
     def __init__(self, model: Decoder, cache: Cache, copies: int, capacity: int) -> None:
-        """An empty cache, or one whose tokens `resume` announces. `capacity`: the most tokens it will hold."""
+        """`cache` is empty, or `resume` follows with its tokens. `capacity`: the most tokens it will hold."""
         limit = model.config.max_position_embeddings
         if capacity > limit:
             raise InputError(f"context: expected at most max_position_embeddings {limit} tokens, found {capacity}")
@@ -67,7 +29,7 @@ class Stepper:
         self._roles = torch.arange(NUM_ROLES, device=device)[:, None, None].expand(NUM_ROLES, copies, 1)
 
     def resume(self, roles: Sequence[int], record: FunctionalRecord) -> None:
-        """Continue after tokens that the cache already holds."""
+        """Continues after tokens that the cache already holds: their roles, and the record of how they entered."""
         assert self.length == 0 and len(self.cache) == len(roles) == record.length, "cache and state differ in length"
         self._visible[:, : len(roles)] = self._table[:, torch.tensor(list(roles), device=self._table.device)]
         self.length, self.record = len(roles), record.copy()
@@ -77,7 +39,6 @@ class Stepper:
         slot = self.length
         self._visible[:, slot] = self._table[:, role]
         row = self._visible[role, : slot + 1]
-        self.record.add(token, role, slot, row)
         self.length = slot + 1
         return self.model(
             torch.full((self.copies, 1), token, device=row.device),
@@ -86,6 +47,7 @@ class Stepper:
             row.expand(self.copies, 1, 1, slot + 1),
             self.cache,
             observe,
+            self.record.enter,
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from decode.record import derived_sha256
 from decode.state import State, token_digest
 from experiments.harness.exits import run_command
 from experiments.harness.markdown import number, outcome, paragraphs, rate, run_head, table
@@ -31,7 +32,7 @@ from stats.panels import length_spread
 WANTED = 10
 ARMS = {"singleton": 1, "pair": 2, "pair_replica": 2}  # physical copies
 PAIRS = (("pair", "pair_replica"), ("singleton", "pair"))
-GATES = ("replica_pair", "copies_synchronised", "argmax")
+GATES = ("replica_pair", "functional_state", "copies_synchronised", "argmax")
 RULE = "evenly spaced order statistics after sorting by (prompt length, row id); no outcome and no answer is read"
 
 
@@ -44,7 +45,11 @@ def control_row(model: Decoder, row: str, prompt: State, index: int, progress: P
         progress.fed(len(prompt) + len(made[name].tokens))
     gates = {
         "replica_pair": made["pair"] == made["pair_replica"],  # tokens, margins, logprobs and functional state
-        "copies_synchronised": True,  # a generation raises RowFailure otherwise
+        "functional_state": all(
+            one.functional_sha256 == derived_sha256(prompt.contract, (*prompt.tokens, *one.tokens))
+            for one in made.values()
+        ),
+        "copies_synchronised": all(one.synchronised for one in made.values()),
         "argmax": all(generation.chosen_by_logits for generation in made.values()),
     }
     return {

@@ -19,7 +19,7 @@ import click
 
 from cache.build import build_incremental, build_prefill
 from decode.state import State
-from experiments.harness.arms import continued, replica_exact
+from experiments.harness.arms import continued, prefix_holds, replica_exact
 from experiments.harness.bank import BANK, Prefix, open_bank
 from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_session
 from experiments.harness.cross_precision import DIFFERS, cross_precision
@@ -70,7 +70,7 @@ def fixed_row(model: Decoder, cell: Cell, index: int, progress: Progress) -> dic
     boundaries = dict(zip(ARMS, (incremental, incremental.replica(), prefill, prefill.replica())))
     arms = continued(model, boundaries, progress)
     gates = {
-        "prefix": all(arm.boundary.state.sha256() == cell.prefix.sha256 for arm in arms),
+        "prefix": prefix_holds(arms, cell.prefix.tokens),
         "replica_incremental": replica_exact(arms[0], arms[1]),
         "replica_prefill": replica_exact(arms[2], arms[3]),
     }

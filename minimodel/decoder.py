@@ -26,6 +26,7 @@ from minimodel.roles import NUM_ROLES, RoleRules, check_ids
 from minimodel.rotary import RotaryTables, rotate
 
 Observe = Callable[[str, Tensor], None]
+Record = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], None]  # input_ids, roles, position_ids, mask
 
 
 class Cache(Protocol):
@@ -95,14 +96,18 @@ class Decoder:
         mask: Tensor | None,
         cache: Cache | None = None,
         observe: Observe | None = None,
+        record: Record | None = None,
     ) -> Tensor:
         """input_ids, roles, position_ids int64 [B, T]; mask bool [B, 1, T, S]; cache of S - T tokens -> [B, T, E].
 
         `roles` are raw roles 0-5, None exactly for a stock checkpoint. `mask` None means plain causal attention,
         whatever the roles: who may see whom is the mask's alone (`roles.attention_mask`).
+        `record` is called once, before anything else, with the four tensors that the call goes on to read.
         Errors: InputError for a mask of another dtype or shape, for roles without a role table or the reverse, and on
         the CPU for token ids, roles or positions out of range.
         """
+        if record is not None:
+            record(input_ids, roles, position_ids, mask)
         note = observe or _unobserved
         length = input_ids.shape[1]
         key_length = length + (0 if cache is None else len(cache))

@@ -21,36 +21,49 @@ KERNELS = {  # the short form: attention kernel, linear kernel
 DEFAULT_THREADS = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class NumericContract:
-    """dtype bf16 | fp16 | fp32 | fp64; device 'cpu', 'cuda', 'cuda:N'; kernels in short form or by part; CPU threads.
+    """Everything chosen that may change a bit. `dataclasses.replace` takes every argument of the constructor."""
 
-    `device` may be several of one kind, 'cuda:0,cuda:1': layers are placed over them in order (see `placement`).
-    `attention` and `linear` override their half of `kernels`. After construction both hold the names in force.
-    """
+    dtype: str  # bf16, fp16, fp32 or fp64
+    device: str  # cpu, cuda or cuda:N; several of one kind, 'cuda:0,cuda:1', hold the layers in order (`placement`)
+    kernels: str  # both kernels' names in short form where `KERNELS` has one, else as ATTENTION/LINEAR
+    threads: int  # of the CPU
 
-    dtype: str
-    device: str = "cpu"
-    kernels: str = "repeat_kv"
-    attention: str = ""
-    linear: str = ""
-    threads: int = DEFAULT_THREADS
+    def __init__(
+        self,
+        dtype: str,
+        device: str = "cpu",
+        kernels: str = "repeat_kv",
+        attention: str = "",
+        linear: str = "",
+        threads: int = DEFAULT_THREADS,
+    ) -> None:
+        """`attention` and `linear` override their half of `kernels`. InputError for a name that does not exist."""
+        if dtype not in DTYPES:
+            raise refuse("dtype", " or ".join(DTYPES), dtype)
+        if type(threads) is not int or not 1 <= threads <= 1024:
+            raise refuse("threads", "an integer from 1 to 1024", threads)
+        pair = _named_pair(kernels)
+        pair = (attention or pair[0], linear or pair[1])
+        if pair[0] not in ATTENTION_KERNELS:
+            raise refuse("attention kernel", " or ".join(ATTENTION_KERNELS), pair[0])
+        if pair[1] not in LINEAR_KERNELS:
+            raise refuse("linear kernel", " or ".join(LINEAR_KERNELS), pair[1])
+        _check_device(device)
+        short = next((name for name, parts in KERNELS.items() if parts == pair), "/".join(pair))
+        for field, value in (("dtype", dtype), ("device", device), ("kernels", short), ("threads", threads)):
+            object.__setattr__(self, field, value)
 
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise refuse("dtype", " or ".join(DTYPES), self.dtype)
-        if self.kernels not in KERNELS:
-            raise refuse("kernels", " or ".join(KERNELS), self.kernels)
-        if type(self.threads) is not int or not 1 <= self.threads <= 1024:
-            raise refuse("threads", "an integer from 1 to 1024", self.threads)
-        attention, linear = KERNELS[self.kernels]
-        object.__setattr__(self, "attention", self.attention or attention)
-        object.__setattr__(self, "linear", self.linear or linear)
-        if self.attention not in ATTENTION_KERNELS:
-            raise refuse("attention kernel", " or ".join(ATTENTION_KERNELS), self.attention)
-        if self.linear not in LINEAR_KERNELS:
-            raise refuse("linear kernel", " or ".join(LINEAR_KERNELS), self.linear)
-        _check_device(self.device)
+    @property
+    def attention(self) -> str:
+        """The attention kernel's name, of `minimodel.attention.ATTENTION_KERNELS`."""
+        return _named_pair(self.kernels)[0]
+
+    @property
+    def linear(self) -> str:
+        """The linear kernel's name, of `minimodel.linear.LINEAR_KERNELS`."""
+        return _named_pair(self.kernels)[1]
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -113,6 +126,16 @@ def placement(device: str, layers: int) -> list[torch.device]:
     if len(devices) > layers:
         raise refuse("devices", f"at most one for each of {layers} layers", device)
     return [devices[layer * len(devices) // layers] for layer in range(layers)]
+
+
+def _named_pair(kernels: str) -> tuple[str, str]:
+    """(attention, linear) of a short form, or of ATTENTION/LINEAR. InputError for any other text."""
+    if kernels in KERNELS:
+        return KERNELS[kernels]
+    attention, slash, linear = str(kernels).partition("/")
+    if not slash:
+        raise refuse("kernels", f"{' or '.join(KERNELS)} or ATTENTION/LINEAR", kernels)
+    return attention, linear
 
 
 def _check_device(names: str) -> None:

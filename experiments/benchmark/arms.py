@@ -90,8 +90,7 @@ class Ours:
 
 def column_contract(name: str, numeric: NumericContract) -> NumericContract:
     """`numeric` under the kernels of a column."""
-    attention, linear = COLUMNS[name]
-    return replace(numeric, attention=attention, linear=linear)
+    return replace(numeric, kernels="/".join(COLUMNS[name]))
 
 
 def open_ours(directory: Path, numeric: NumericContract, names: tuple[str, ...]) -> list[Ours]:

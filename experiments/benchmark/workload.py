@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decode.contract import Contract
-from decode.stepper import FunctionalRecord
+from decode.record import FunctionalRecord
 from experiments.plan.estimates import COPIES
 from minimodel.roles import MERGE, attention_mask
 

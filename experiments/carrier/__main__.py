@@ -23,7 +23,7 @@ from decode.greedy import Suffix, greedy_suffix
 from decode.state import State, token_digest
 from experiments.carrier.sites import Site, sites
 from experiments.carrier.tables import carrier_report, carrier_summary
-from experiments.harness.arms import Arm, one_functional_state
+from experiments.harness.arms import Arm, copies_synchronised, functional_state_holds, prefix_holds, storage_disjoint
 from experiments.harness.bank import Prefix
 from experiments.harness.bank_session import BankSession, open_bank_session
 from experiments.harness.canonical import sha256_file
@@ -43,7 +43,14 @@ from stats.endpoints import first_divergence
 from stats.panels import length_spread
 
 DIRECTIONS = ("incremental_cache_into_prefill", "prefill_cache_into_incremental")
-GATES = ("prefix", "functional_state", "storage_disjoint", "divergent", "empty_follows_recipient")
+GATES = (
+    "prefix",
+    "functional_state",
+    "storage_disjoint",
+    "copies_synchronised",
+    "divergent",
+    "empty_follows_recipient",
+)
 RULE = "divergent BF16 rows of the source, evenly spaced order statistics after sorting by (prefix length, row id)"
 
 
@@ -64,7 +71,8 @@ def carrier_row(model: Decoder, prefix: Prefix, state: State, index: int, progre
         progress.arm(name)
         native[name] = greedy_suffix(model, boundary)
     entries: dict[str, Any] = {}
-    isolated = disjoint(*(boundary.tensors() for boundary in built.values()))
+    arms = [Arm(name, built[name], native[name]) for name in built]
+    isolated, one_state, together = storage_disjoint(arms), functional_state_holds(arms), copies_synchronised(arms)
     for direction in DIRECTIONS:
         donor, recipient = direction.split("_cache_into_")
         entries[direction] = {}
@@ -72,17 +80,22 @@ def carrier_row(model: Decoder, prefix: Prefix, state: State, index: int, progre
             progress.arm(f"{direction} {site.name}")
             mixed, suffix = _at_site(model, built[donor], built[recipient], site)
             isolated = isolated and disjoint(mixed.tensors(), built[donor].tensors(), built[recipient].tensors())
+            changed = [Arm(site.name, mixed, suffix)]
+            one_state, together = (
+                one_state and functional_state_holds(changed),
+                together and copies_synchronised(changed),
+            )
             progress.fed(len(suffix.tokens))
             entries[direction][site.name] = {
                 "follows": follows(suffix, native[donor], native[recipient]),
                 "suffix_sha256": token_digest(suffix.tokens),
                 "leaves_recipient_at": first_divergence(suffix.tokens, native[recipient].tokens),
             }
-    arms = [Arm(name, built[name], native[name]) for name in built]
     gates = {
-        "prefix": state.sha256() == prefix.sha256,
-        "functional_state": one_functional_state(arms),
+        "prefix": prefix_holds(arms, prefix.tokens),
+        "functional_state": one_state,
         "storage_disjoint": isolated,
+        "copies_synchronised": together,
         "divergent": native["incremental"].tokens != native["prefill"].tokens,
         "empty_follows_recipient": all(entries[d]["empty"]["follows"] == "recipient" for d in DIRECTIONS),
     }

@@ -6,10 +6,10 @@ from typing import Any
 from cache.boundary import Boundary
 from cache.digest import cache_sha256, tensor_sha256
 from cache.drift import compare, compare_tensors
-from cache.isolation import geometry
+from cache.isolation import cache_tensors, geometry
 from decode.greedy import choose
 from decode.state import State, token_digest
-from experiments.harness.arms import Arm, one_functional_state, storage_disjoint
+from experiments.harness.arms import Arm, copies_synchronised, functional_state_holds, storage_disjoint
 from experiments.harness.tasks import RowName, Task
 from minimodel.roles import MERGE
 from stats.endpoints import first_divergence
@@ -55,9 +55,8 @@ def _scored(text: str, task: Task | RowName) -> dict[str, Any]:
 
 
 def _common_geometry(boundary: Boundary) -> dict[str, Any]:
-    """Shape, stride and dtype of the K/V tensors, in which all of one boundary's are alike, and their devices in order
-    of layers."""
-    entries = geometry(boundary.cache)
+    """Shape, stride and dtype that all K/V tensors of a boundary have, and their devices in order of layers."""
+    entries = [geometry(tensor) for tensor in cache_tensors(boundary.cache)]
     tensors = [{k: entry[k] for k in ("shape", "stride", "dtype")} for entry in entries]
     assert all(entry == tensors[0] for entry in tensors), "the K/V tensors of one cache differ in geometry"
     devices = dict.fromkeys(str(entry["device"]) for entry in entries)
@@ -120,9 +119,9 @@ def row_entry(
     named = {arm.name: arm for arm in arms}
     all_gates = {
         **gates,
-        "functional_state": one_functional_state(arms),
+        "functional_state": functional_state_holds(arms),
         "storage_disjoint": storage_disjoint(arms),
-        "copies_synchronised": True,  # every construction and suffix raises RowFailure otherwise
+        "copies_synchronised": copies_synchronised(arms),
         "argmax": all(first_token_is_argmax(arm, entries) for arm in arms),
     }
     return {

@@ -11,7 +11,7 @@ from cache.build import build_incremental, build_prefill
 from cache.transplant import transplant, whole_transplant_holds
 from decode.greedy import choose
 from decode.state import State
-from experiments.harness.arms import continued, replica_exact
+from experiments.harness.arms import continued, prefix_holds, replica_exact
 from experiments.harness.bank import Prefix
 from experiments.harness.progress import Progress
 from experiments.harness.rows import row_entry
@@ -63,7 +63,7 @@ def six_arm_row(
     arms = continued(model, dict(zip(ARMS, (*native, into_prefill, into_incremental))), progress)
     first = {name: first_choice(boundary) for name, boundary in zip(NATIVE, native)}
     gates = {
-        "prefix": all(arm.boundary.state.sha256() == prefix.sha256 for arm in arms),
+        "prefix": prefix_holds(arms, prefix.tokens),
         "replica_incremental": replica_exact(arms[0], arms[1]),
         "replica_prefill": replica_exact(arms[2], arms[3]),
         f"provenance_{INTO_PREFILL}": whole_transplant_holds(into_prefill, prefill, incremental),

@@ -14,16 +14,14 @@ from minimodel.decoder import Decoder
 
 @dataclass(frozen=True)
 class Generation:
-    """Everything generated after a prompt, delimiters included; a forced token has neither margin nor logprob.
-
-    chosen_by_logits: every free token is the eligible argmax of the logits whose log-softmax is its logprob.
-    """
+    """Everything generated after a prompt, delimiters included."""
 
     tokens: tuple[int, ...]
-    margins: tuple[float | None, ...]
-    logprobs: tuple[float | None, ...]
-    functional_sha256: str
-    chosen_by_logits: bool
+    margins: tuple[float | None, ...]  # None for a forced token
+    logprobs: tuple[float | None, ...]  # None for a forced token
+    functional_sha256: str  # the record of prompt and tokens, as they entered the decoder
+    synchronised: bool  # they entered alike in all physical copies
+    chosen_by_logits: bool  # every free token is the eligible argmax of the logits whose log-softmax is its logprob
 
 
 @torch.inference_mode()
@@ -49,7 +47,8 @@ def generate_whole(model: Decoder, prompt: State, copies: int) -> Generation:
         logits = None if margin is None else model.logits(state)[:, 0]
         agree = agree and (logits is None or choose(logits, eligible[role]) == (token, margin))
         logprobs.append(None if logits is None else selected_logprob(logits, token))
-    return Generation(out.tokens, out.margins, tuple(logprobs), stepper.record.sha256(), agree)
+    record = stepper.record
+    return Generation(out.tokens, out.margins, tuple(logprobs), record.sha256(), record.synchronised, agree)
 
 
 def selected_logprob(logits: Tensor, token: int) -> float:

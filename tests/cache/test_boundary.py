@@ -7,7 +7,7 @@ import torch
 
 from cache import Boundary, KVCache, transplant
 from cache.digest import cache_sha256
-from cache.isolation import disjoint
+from cache.isolation import cache_tensors, disjoint, geometry
 from decode import RowFailure, greedy_suffix
 from tests.cache.boundaries import equal
 from tests.conftest import Three
@@ -19,6 +19,9 @@ def test_replicas_are_equal_and_isolated(three: Three) -> None:
         replica = boundary.replica()
         assert equal(boundary, replica) and replica.state == boundary.state
         assert disjoint(boundary.tensors(), replica.tensors())
+        assert [geometry(x) for x in replica.tensors()] == [geometry(x) for x in boundary.tensors()]
+        assert all(tensor.is_inference() for tensor in replica.tensors()), "whoever made the replica"
+        assert not any(tensor.is_inference() for tensor in cache_tensors(boundary.cache.copy())), "the control"
         assert replica.record is not boundary.record and replica.record.sha256() == boundary.record.sha256()
 
 

@@ -67,15 +67,15 @@ def test_caches_and_their_copies() -> None:
     assert not disjoint(cache_tensors(cache), cache_tensors(copy))
 
 
-def test_geometry_as_a_ledger_records_it() -> None:
-    records = geometry(filled(5, capacity=8))
-    assert [(r["layer"], r["tensor"]) for r in records] == [(0, "key"), (0, "value"), (1, "key"), (1, "value")]
-    assert records[0] == {
-        "layer": 0,
-        "tensor": "key",
+def test_geometry_is_all_that_a_tensor_has_beside_its_bits() -> None:
+    cache = filled(5, capacity=8)
+    assert geometry(cache.keys(0)) == {
         "shape": [2, 2, 5, 4],
         "stride": [64, 32, 4, 1],
         "dtype": "bfloat16",
         "device": "cpu",
+        "inference": False,
     }
-    assert geometry(filled(5, capacity=8).copy())[0]["stride"] == [40, 20, 4, 1]
+    assert geometry(cache.copy().keys(0))["stride"] == [40, 20, 4, 1]
+    with torch.inference_mode():
+        assert geometry(cache.copy().keys(0))["inference"]

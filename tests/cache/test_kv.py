@@ -77,6 +77,24 @@ def test_another_dtype_or_shape_is_refused_not_converted_or_spread(new: torch.Te
         cache.append(0, good, good)
 
 
+def test_a_call_writes_every_layer_once_in_order_and_only_then_is_longer() -> None:
+    one, two = (torch.ones(2, 2, count, 4, dtype=torch.bfloat16) for count in (1, 2))
+    cache = filled(5, capacity=8)
+    before = cache_sha256(cache)
+    for layer in (1, 2, -1):
+        with refused("cache layer", "layer 0", str(layer)):
+            cache.append(layer, one, one)
+    cache.append(0, one, one)
+    for layer in (0, 2):
+        with refused("cache layer", "layer 1", str(layer)):
+            cache.append(layer, one, one)
+    with refused("cache layer 1", "1 tokens", "2"):
+        cache.append(1, two, two)
+    assert len(cache) == 5 and cache_sha256(cache) == before and cache.copy().equals(cache)
+    cache.append(1, one, one)
+    assert len(cache) == 6 and same_bits(cache.keys(1)[:, :, 5:], one)
+
+
 def test_views_follow_the_storage_and_slots_beyond_the_length_are_not_seen() -> None:
     cache, other = filled(5, capacity=8), filled(5, capacity=6)
     assert cache.equals(other) and cache_sha256(cache) == cache_sha256(other)

@@ -138,7 +138,8 @@ def test_whole_transplant_holds_sees_one_wrong_thing(three: Three, recipient: Bo
 
 def replace_record(boundary: Boundary) -> Any:
     record = boundary.record.copy()
-    record.add(1, 1, 1, torch.ones(1, dtype=torch.bool))
+    one = torch.ones(2, 1, dtype=torch.int64)
+    record.enter(one, one, one, torch.ones(2, 1, 1, 1, dtype=torch.bool))
     return record
 
 

@@ -58,7 +58,7 @@ def test_a_logprob_is_the_float64_log_softmax_of_the_model_dtypes_logits():
 
 
 def made(tokens: tuple[int, ...], logprobs: tuple[float | None, ...]) -> whole.Generation:
-    return whole.Generation(tokens, tuple(None for _ in tokens), logprobs, "", True)
+    return whole.Generation(tokens, tuple(None for _ in tokens), logprobs, "", True, True)
 
 
 def test_comparisons_worked_out_by_hand():
@@ -100,6 +100,7 @@ def test_a_pair_that_is_not_its_replica_fails_its_gate(study, tmp_path, monkeypa
                 found.margins,
                 (found.logprobs[0], last, *found.logprobs[2:]),
                 found.functional_sha256,
+                True,
                 True,
             )
         return found

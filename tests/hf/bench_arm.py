@@ -17,7 +17,7 @@ from decode.state import State
 from experiments.benchmark.arms import NOTHING_SAVED
 from experiments.harness.progress import Progress
 from experiments.harness.tasks import Task
-from minimodel.decoder import Observe
+from minimodel.decoder import Observe, Record
 from minimodel.numerics import NumericContract
 from tests.hf import versions
 from tests.hf.record import record_row
@@ -49,10 +49,11 @@ class Driven:
         mask: Tensor | None,
         cache: HeldCache,
         observe: Observe | None = None,
+        record: Record | None = None,
     ) -> Tensor:
         """As `minimodel.decoder.Decoder`; an observer is not served."""
         assert observe is None, "the benchmark observes nothing"
-        return self.reference.hidden(input_ids, roles, position_ids, mask, cache.inner)
+        return self.reference.hidden(input_ids, roles, position_ids, mask, cache.inner, record)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         return self.reference.logits(hidden_states)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decode.contract import Contract
 from decode.greedy import RowFailure, require_equal_copies
-from decode.stepper import FunctionalRecord
+from decode.record import FunctionalRecord
 from decode.structure import Structure, advance, forced
 from tests.hf import versions
 from tests.hf.reference import Reference
@@ -43,9 +43,8 @@ class Feeder:
         row = torch.tensor([table[role][key] == 1 for key in self.roles], device=device)
         position = torch.full((COPIES, 1), slot, device=device)
         mask = row.expand(COPIES, 1, 1, slot + 1)
-        self.record.add(token, role, int(position[0, 0]), mask[0, 0, 0])
         tokens, roles = (torch.full((COPIES, 1), value, device=device) for value in (token, role))
-        return self.reference.hidden(tokens, roles, position, mask, self.cache)
+        return self.reference.hidden(tokens, roles, position, mask, self.cache, self.record.enter)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from cache.boundary import Boundary
 from cache.isolation import disjoint
 from cache.kv import KVCache
 from decode.greedy import RowFailure, Suffix, require_equal_copies
+from decode.record import FunctionalRecord
 from decode.state import State, content_of
-from decode.stepper import FunctionalRecord
 from minimodel.decoder import Observe
 from minimodel.roles import ANSWER, MERGE
 from tests.hf import versions
@@ -47,7 +47,8 @@ def record_live(reference: Reference, prompt: State, observe: Observe | None = N
 
 @torch.inference_mode()
 def record_incremental(reference: Reference, state: State, observe: Observe | None = None) -> Recorded:
-    """The same tokens, given one at a time."""
+    """The same tokens, given one at a time, every array from the integers alone."""
+    state = State.from_tokens(state.contract, state.tokens)
     feeder, hidden = Feeder.empty(reference), torch.empty(0)
     with observing(reference.model.model, observe):
         for token, role in zip(state.tokens, state.roles):
@@ -57,7 +58,8 @@ def record_incremental(reference: Reference, state: State, observe: Observe | No
 
 @torch.inference_mode()
 def record_prefill(reference: Reference, state: State, observe: Observe | None = None) -> Recorded:
-    """The same tokens in one call."""
+    """The same tokens in one call, every array from the integers alone."""
+    state = State.from_tokens(state.contract, state.tokens)
     device, length = reference.device, len(state)
     tokens, roles = (torch.tensor(x, device=device).expand(COPIES, length) for x in (state.tokens, state.roles))
     positions = torch.arange(length, device=device).expand(COPIES, length)
@@ -65,14 +67,13 @@ def record_prefill(reference: Reference, state: State, observe: Observe | None =
     mask = torch.ones(length, length, dtype=torch.bool, device=device).tril() & table[roles[0]][:, roles[0]]
     feeder = Feeder.empty(reference)
     feeder.roles.extend(state.roles)
-    for slot in range(length):
-        assert not bool(mask[slot, slot + 1 :].any()), "a query may attend to a later key"
-        feeder.record.add(int(tokens[0, slot]), int(roles[0, slot]), int(positions[0, slot]), mask[slot, : slot + 1])
+    mask = mask.expand(COPIES, 1, length, length)
     with observing(reference.model.model, observe):
-        hidden = reference.hidden(tokens, roles, positions, mask.expand(COPIES, 1, length, length), feeder.cache)
+        hidden = reference.hidden(tokens, roles, positions, mask, feeder.cache, feeder.record.enter)
     return _finish("prefill", state, feeder, hidden, observe)
 
 
+@torch.inference_mode()
 def replica(recorded: Recorded) -> Recorded:
     """A deep copy of a live or incremental DynamicCache. (A prefill's replica is a second call.)"""
     return _recorded(
@@ -102,6 +103,7 @@ def record_suffix(reference: Reference, recorded: Recorded) -> Suffix:
         merge=content_of(contract, out.tokens, MERGE, first_open=True),
         answer=content_of(contract, out.tokens, ANSWER, first_open=False),
         functional_sha256=feeder.record.sha256(),
+        synchronised=feeder.record.synchronised,
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minimodel.checkpoint import ROLE_TABLE, open_checkpoint
 from minimodel.config import ModelConfig
+from minimodel.decoder import Record
 from minimodel.errors import InputError, refuse
 from minimodel.roles import RoleRules
 from tests.hf import versions
@@ -51,12 +52,22 @@ class Reference:
         return embeds + torch.nn.functional.embedding(roles + self.rules.role_offset, self.role_table)
 
     def hidden(
-        self, input_ids: Tensor, roles: Tensor | None, position_ids: Tensor | None, mask: Tensor | None, cache: Any
+        self,
+        input_ids: Tensor,
+        roles: Tensor | None,
+        position_ids: Tensor | None,
+        mask: Tensor | None,
+        cache: Any,
+        record: Record | None = None,
     ) -> Tensor:
         """One call of the base model, which fills `cache`: [B, T] x3, bool [B, 1, T, S] -> [B, T, E] after the norm.
 
         A stock checkpoint takes input_ids as they are; without mask and position_ids transformers makes its own.
+        `record` is called first, with the tensors of this call.
         """
+        if record is not None:
+            assert position_ids is not None, "a recorded call names its positions"
+            record(input_ids, roles, position_ids, mask)
         given = {"input_ids": input_ids} if self.role_table is None else {"inputs_embeds": self.embed(input_ids, roles)}
         out = self.model.model(
             **given, attention_mask=mask, position_ids=position_ids, use_cache=True, **{self._cache_name: cache}

@@ -14,7 +14,8 @@ from cache.build import build_incremental
 from cache.storage import open_tensors
 from decode.greedy import greedy_suffix
 from decode.state import State
-from experiments import crosscheck, matrix
+from experiments import matrix
+from experiments.crosscheck import __main__ as crosscheck
 from experiments.harness.arms import Arm
 from experiments.harness.options import DEMO
 from experiments.harness.rows import row_entry

@@ -1,6 +1,7 @@
 """The numeric contract: every setting chosen, put in force whatever the caller did, and missed when it changes."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,9 +129,23 @@ def test_parts_override_the_short_form() -> None:
     assert numeric("bf16", kernels="packed_gqa", attention="eager").attention == "eager"
 
 
+def test_a_replaced_contract_has_the_kernels_that_were_asked_for() -> None:
+    plain = NumericContract("bf16", threads=1)
+    other = replace(plain, kernels="invariant")
+    assert (other.attention, other.linear, other.kernels) == ("blocked", "tiled", "invariant")
+    assert replace(other, threads=3) == NumericContract("bf16", kernels="invariant", threads=3)
+    eager = replace(other, attention="eager")
+    assert (eager.attention, eager.linear, eager.kernels) == ("eager", "tiled", "eager/tiled")
+    assert replace(eager, dtype="fp32").kernels == "eager/tiled" and replace(eager, linear="plain").linear == "plain"
+    assert replace(eager, attention="blocked") == other, "one pair of names is one contract, however it was spelled"
+    assert NumericContract("bf16", kernels="eager/tiled", threads=1) == eager
+
+
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
+        ({"kernels": "flash/plain"}, ("attention kernel", "'flash'")),
+        ({"kernels": "eager/"}, ("linear kernel", "''")),
         ({"dtype": "int8"}, ("dtype", "bf16", "'int8'")),
         ({"kernels": "fast"}, ("kernels", "repeat_kv", "'fast'")),
         ({"attention": "flash"}, ("attention kernel", "eager", "'flash'")),

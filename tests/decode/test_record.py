@@ -1,0 +1,167 @@
+"""The functional record: an injective digest of what entered the decoder, taken from the tensors of each call."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cache import build_incremental, build_live, build_prefill
+from decode import Contract, State, greedy_suffix
+from decode.record import PENDING, FunctionalRecord, derived_sha256
+from minimodel import Decoder
+from minimodel.roles import VISIBILITY, attention_mask
+from tests.conftest import Three
+from tests.faulty import entering
+
+Entry = tuple[int, int, int, list[bool]]
+ENTRIES: list[Entry] = [(257, 0, 0, [True]), (10, 0, 1, [True, True]), (12, 4, 2, [True, False, True])]
+
+
+def call(entry: Entry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One call of one token, in two copies."""
+    token, role, position, visible = entry
+    row = torch.tensor(visible, dtype=torch.bool).expand(2, 1, 1, -1)
+    return *(torch.full((2, 1), value) for value in (token, role, position)), row  # type: ignore[return-value]
+
+
+def digest(entries: list[Entry]) -> str:
+    record = FunctionalRecord()
+    for entry in entries:
+        record.enter(*call(entry))
+    assert record.length == len(entries) and record.synchronised
+    return record.sha256()
+
+
+def test_each_part_of_each_entry_counts() -> None:
+    changed = [
+        [ENTRIES[0], (11, 0, 1, [True, True]), ENTRIES[2]],
+        [ENTRIES[0], (10, 1, 1, [True, True]), ENTRIES[2]],
+        [ENTRIES[0], (10, 0, 2, [True, True]), ENTRIES[2]],
+        [ENTRIES[0], (10, 0, 1, [False, True]), ENTRIES[2]],
+        [ENTRIES[1], ENTRIES[0], ENTRIES[2]],
+        ENTRIES[:2],
+        [],
+    ]
+    digests = {digest(entries) for entries in changed} | {digest(ENTRIES)}
+    assert len(digests) == len(changed) + 1 and digest(ENTRIES) == digest(list(ENTRIES))
+
+
+entries = st.lists(
+    st.tuples(
+        st.integers(0, 20), st.integers(0, 5), st.integers(0, 20), st.lists(st.booleans(), min_size=1, max_size=3)
+    ),
+    max_size=3,
+)
+
+
+@given(left=entries, right=entries)
+def test_digests_are_equal_exactly_for_equal_entries(left: list[Entry], right: list[Entry]) -> None:
+    assert (digest(left) == digest(right)) == (left == right)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_another_copy_given_anything_else_is_seen_whatever_the_first_was_given(part: int) -> None:
+    record, right = FunctionalRecord(), FunctionalRecord()
+    for index, entry in enumerate(ENTRIES):
+        given = [tensor.clone() for tensor in call(entry)]
+        right.enter(*given)
+        if index == 1:
+            given[part][1] = ~given[part][1] if part == 3 else given[part][1] + 1
+        record.enter(*given)
+    assert right.synchronised and not record.synchronised
+    assert record.sha256() == right.sha256() and not record.copy().synchronised
+
+
+def test_tensors_written_after_the_call_do_not_reach_the_record() -> None:
+    record = FunctionalRecord()
+    for entry in ENTRIES:
+        given = [tensor.clone() for tensor in call(entry)]
+        record.enter(*given)
+        for tensor in given:
+            tensor.zero_()
+    assert record.sha256() == digest(ENTRIES)
+
+
+def test_one_call_of_many_tokens_is_their_calls_one_by_one() -> None:
+    """Through more calls than are held before they are hashed; a row that sees a later slot is none of them."""
+    length = 2 * PENDING + 3
+    tokens, roles = torch.arange(length).expand(2, -1), torch.zeros(2, length, dtype=torch.int64)
+    mask = attention_mask(roles, roles)
+    one, many = FunctionalRecord(), FunctionalRecord()
+    one.enter(tokens, roles, tokens, mask)
+    for slot in range(length):
+        part = slice(slot, slot + 1)
+        many.enter(tokens[:, part], roles[:, part], tokens[:, part], mask[:, :, part, : slot + 1])
+    assert one.sha256() == many.sha256() and one.length == many.length == length
+    seeing = mask.clone()
+    seeing[:, :, 3, 4] = True
+    ahead = FunctionalRecord()
+    ahead.enter(tokens, roles, tokens, seeing)
+    assert ahead.sha256() != one.sha256()
+
+
+def test_no_roles_and_no_mask_are_a_history_of_its_own() -> None:
+    tokens, mask = torch.tensor([[5, 6, 7]]), torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
+    digests = []
+    for roles, rows in ((None, None), (None, mask), (torch.zeros_like(tokens), mask)):
+        record = FunctionalRecord()
+        record.enter(tokens, roles, tokens, rows)
+        digests.append(record.sha256())
+    assert digests[0] == digests[1] != digests[2], "no mask is the plain causal one; no role is not role 0"
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    record = FunctionalRecord()
+    record.enter(*call(ENTRIES[0]))
+    before, other = record.sha256(), record.copy()
+    other.enter(*call(ENTRIES[1]))
+    assert record.sha256() == before != other.sha256() and (record.length, other.length) == (1, 2)
+
+
+def test_every_construction_fills_the_record_that_its_tokens_call_for(three: Three, contract: Contract) -> None:
+    state = three.live.state
+    digests = {boundary.record.sha256() for boundary in (three.live, three.incremental, three.prefill)}
+    mask = attention_mask(torch.tensor([state.roles]), torch.tensor([state.roles]))[0, 0].tolist()
+    rows = [(t, r, i, mask[i][: i + 1]) for i, (t, r) in enumerate(zip(state.tokens, state.roles))]
+    assert digests == {digest(rows)} == {derived_sha256(contract, state.tokens)}
+    assert digests == {FunctionalRecord.of_state(state.tokens, state.roles, VISIBILITY).sha256()}
+    assert digests != {FunctionalRecord.of_state(state.tokens, state.roles, ((1,) * 6,) * 6).sha256()}
+    assert derived_sha256(contract, [*state.tokens, contract.open_ids[0]]) is None, "not allowed by the contract"
+
+
+BUILDS: dict[str, Callable[[Decoder, State, State], object]] = {
+    "live": lambda model, prompt, state: build_live(model, prompt),
+    "incremental": lambda model, prompt, state: build_incremental(model, state),
+    "prefill": lambda model, prompt, state: build_prefill(model, state),
+    "chunks": lambda model, prompt, state: build_prefill(model, state, chunk=7),
+}
+
+
+@pytest.mark.parametrize("part", ["token", "role", "position", "mask"])
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_fault_at_the_decoders_entry_is_in_the_record(
+    bf16: Decoder, prompt: State, three: Three, contract: Contract, name: str, part: str
+) -> None:
+    """In both copies alike, so that nothing else notices."""
+    bf16.numeric.apply()
+    state = State.from_tokens(contract, build_live(bf16, prompt).state.tokens)
+    with entering(bf16, part, slot=20):
+        faulty = BUILDS[name](bf16, prompt, state)
+    right = BUILDS[name](bf16, prompt, state)
+    assert right.record.sha256() == derived_sha256(contract, right.state.tokens)  # type: ignore[attr-defined]
+    assert faulty.record.sha256() != derived_sha256(contract, faulty.state.tokens)  # type: ignore[attr-defined]
+    assert faulty.record.synchronised  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("part", ["token", "role", "position", "mask"])
+def test_a_fault_in_a_suffix_is_in_its_record(three: Three, contract: Contract, part: str) -> None:
+    def holds() -> bool:
+        suffix = greedy_suffix(three.model, three.live)
+        return suffix.functional_sha256 == derived_sha256(contract, (*three.live.state.tokens, *suffix.tokens))
+
+    assert holds()
+    with entering(three.model, part, slot=len(three.live.state) + 3):
+        assert not holds()
