@@ -123,11 +123,9 @@ def test_attention_and_block(rung: str, construction: str, steps: Steps, theirs:
     mine = steps(versions.matching_kernel(), construction)
     expected = module_outputs(theirs, rung, [step[before] for step in mine], asked, construction)
     assert all(same_bits(step[after], out) for step, out in zip(mine, expected))
-    # controls: eager everywhere; when decoding also the SDPA kernel of the other releases
-    for kernel in ["eager"] if construction == "prefill" else ["eager", versions.other_kernel()]:
-        others = steps(kernel, construction)
-        assert all(same_bits(step[before], other[before]) for step, other in zip(mine, others)), "same inputs"
-        assert not all(same_bits(other[after], out) for other, out in zip(others, expected)), kernel
+    others = steps("eager", construction)  # the control: it rounds after each of its steps, on every machine
+    assert all(same_bits(step[before], other[before]) for step, other in zip(mine, others)), "same inputs"
+    assert not all(same_bits(other[after], out) for other, out in zip(others, expected))
 
 
 @torch.inference_mode()

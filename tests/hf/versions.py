@@ -50,7 +50,7 @@ def matching_kernel(version: str = INSTALLED) -> str:
 
 
 def other_kernel(version: str = INSTALLED) -> str:
-    """The SDPA kernel that is not the matching one: the negative control of every decoding comparison."""
+    """The SDPA kernel that is not the matching one."""
     return "repeat_kv" if matching_kernel(version) == "packed_gqa" else "packed_gqa"
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from cache import build_incremental, build_live
 from cache.storage import Provenance
 from decode import Contract, State
@@ -34,9 +36,12 @@ def test_packed_heads_on_the_demo_are_named_as_the_cause(tmp_path: Path) -> None
     directory, (task, *_) = DEMO / "primary", load_tasks(DEMO / "tasks.jsonl", 1)[0]
     models = [load_model(directory, numeric("bf16", kernels=name)) for name in ("repeat_kv", "packed_gqa")]
     prompt = State.prompt(Contract.load(directory), task.question, task.choices)
-    state, files = build_live(models[0], prompt).state, []
+    state, files, built = build_live(models[0], prompt).state, [], []
     for model in models:
         files.append(tmp_path / f"{model.numeric.attention}.safetensors")
-        build_incremental(model, state).save(files[-1], Provenance.here(directory, model.numeric), "r")
+        built.append(build_incremental(model, state))
+        built[-1].save(files[-1], Provenance.here(directory, model.numeric), "r")
+    if built[0].cache.equals(built[1].cache):
+        pytest.skip("repeat_kv and packed_gqa have the same bits on this CPU")
     (finding,) = checked(*files, "--checkpoint", directory)["findings"]["r"]
     assert finding["kernels"] == {"A": ["repeat_kv"], "B": ["packed_gqa"]}
