@@ -1,6 +1,6 @@
 """Linear with oneDNN's own weight layout: the reordering that F.linear does in every call is done once, at load.
 
-In BF16 and FP16 the packed call is used only for numbers of rows for which it has been proven to give F.linear's bits
+In BF16 and FP16 the packed call is used only for numbers of rows for which it has been checked to give F.linear's bits
 (2 rows, say, where 1 row takes another path); any other call unpacks the weight and calls F.linear. In FP32 the packed
 call sums in another order: there, `packed` is a contract of its own (never the default), used for every call. The
 packed copy takes the weight's place; whoever still holds the plain one (a tied embedding) keeps that too, so a tied
@@ -11,31 +11,37 @@ whatever its width. The proof then holds the one product against F.linear of eac
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.errors import refuse
+from minimodel.errors import InputError, refuse
 from minimodel.numbers import same_bits
 from minimodel.proof import cancelling, thread_counts, threads
 
 Part = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # tried; with more rows packing gains little
 LARGE = 1 << 24  # weights of more elements are not made twice
+FEATURES = {  # what oneDNN packs, and the CPU features that it requires for that
+    torch.bfloat16: "avx_ne_convert, or avx512bw with avx512vl and avx512dq",
+    torch.float16: "avx512_fp16 or avx_ne_convert",
+    torch.float32: "",
+}
 _EQUAL: dict[tuple[object, ...], tuple[int, ...]] = {}  # by shape: the numbers in a weight do not matter
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """weight [out, in], bias [out] or None -> [..., in] -> [..., out]; see the module for which bits.
 
-    A narrow weight that fails its proof for every number of rows is left to F.linear. InputError for a dtype or device
+    A narrow weight that fails its check for every number of rows is left to F.linear. InputError for a dtype or device
     that oneDNN cannot pack, and for a weight that trains.
     """
-    if not can_pack(weight):
-        found = f"{weight.dtype} on {weight.device}{', training' if weight.requires_grad else ''}"
-        raise refuse("linear kernel packed", "BF16, FP16 or FP32 weights on the CPU that do not train", found)
+    if reason := why_not_packed(weight.dtype, weight.device):
+        raise InputError(f"linear kernel packed: {reason}; use --linear plain")
+    if weight.requires_grad:
+        raise refuse("linear kernel packed", "a weight that does not train", f"{weight.dtype}, training")
     run = PackedWeight(weight, bias)
     if weight.dtype == torch.float32:
         return partial(_all_rows, run)
@@ -67,10 +73,33 @@ def one_by_one(maps: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor],
 
 
 def can_pack(weight: Tensor) -> bool:
-    """oneDNN packs BF16, FP16 and FP32 on the CPU; what trains must stay as it is."""
-    narrow = (torch.bfloat16, torch.float16, torch.float32)
-    on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    return on_cpu and weight.dtype in narrow and not weight.requires_grad
+    """Returns whether oneDNN packs this weight here; what trains must stay as it is."""
+    return not weight.requires_grad and not why_not_packed(weight.dtype, weight.device)
+
+
+def why_not_packed(dtype: torch.dtype, device: torch.device) -> str:
+    """Returns why weights of this dtype cannot be packed on this device, in one phrase; empty where they can."""
+    name = str(dtype).removeprefix("torch.")
+    if device.type != "cpu" or dtype not in FEATURES:
+        return f"expected BF16, FP16 or FP32 weights on the CPU, found {name} on {device}"
+    if packing_works(dtype):
+        return ""
+    needed = f"oneDNN and a CPU with {FEATURES[dtype]}" if FEATURES[dtype] else "oneDNN"
+    return f"expected {needed} to pack {name} weights, found that this process cannot pack them"
+
+
+@cache
+def packing_works(dtype: torch.dtype) -> bool:
+    """Tries once per process whether a small weight of this dtype can be packed, multiplied and unpacked.
+
+    The trial decides, not a list of CPU features: ONEDNN_MAX_CPU_ISA can hide features of the CPU from oneDNN.
+    """
+    weight = torch.eye(16, dtype=dtype)
+    try:
+        run = PackedWeight(weight, None)
+        return same_bits(run(weight), weight) and same_bits(run.weight(), weight)
+    except RuntimeError:  # oneDNN's refusal, or a torch built without it
+        return False
 
 
 class PackedWeight:

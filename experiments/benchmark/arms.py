@@ -19,7 +19,7 @@ from experiments.plan.estimates import COPIES
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse
-from minimodel.linear_packed import can_pack
+from minimodel.linear_packed import why_not_packed
 from minimodel.load import load_model
 from minimodel.numerics import NumericContract
 
@@ -123,18 +123,14 @@ def available(names: tuple[str, ...], numeric: NumericContract) -> tuple[tuple[s
     """The columns that this dtype and device have, and a sentence for each that they have not."""
     kept, omitted = [], []
     for name in names:
-        if COLUMNS[name][1] == "packed" and not can_pack_dtype(numeric):
-            omitted.append(f"column {name}: oneDNN packs BF16, FP16 and FP32 weights on the CPU only")
+        reason = ""
+        if COLUMNS[name][1] == "packed":
+            reason = why_not_packed(numeric.torch_dtype, numeric.torch_device)
+        if reason:
+            omitted.append(f"column {name}: {reason}")
         else:
             kept.append(name)
     return tuple(kept), omitted
-
-
-def can_pack_dtype(numeric: NumericContract) -> bool:
-    """Whether the linear kernel `packed` takes this contract's weights."""
-    import torch
-
-    return can_pack(torch.empty(0, dtype=numeric.torch_dtype, device=numeric.torch_device))
 
 
 def _under(model: Decoder, contract: NumericContract) -> Decoder:

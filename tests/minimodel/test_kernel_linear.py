@@ -20,6 +20,12 @@ CPU = torch.device("cpu")
 ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 32, 33, 40, 63, 64, 65, 100, 128, 129, 200, 300]
 
 
+def require_packing(dtype: torch.dtype) -> None:
+    """Skips the test where this process cannot pack weights of `dtype`, naming the reason."""
+    if reason := linear_packed.why_not_packed(dtype, CPU):
+        pytest.skip(reason)
+
+
 def weight_and_bias(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return random_tensor(*shape, dtype=dtype), random_tensor(shape[0], dtype=dtype, seed=1)
 
@@ -120,6 +126,7 @@ def test_tiled_refuses_a_shape_that_nothing_keeps(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_packed_has_the_bits_of_plain(dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None) -> None:
+    require_packing(dtype)
     x, weight = cancelling(300, shape[1], shape[0], dtype, CPU, seed=9)
     for b in (torch.zeros(shape[0], dtype=dtype), None):
         packed, plain = (LINEAR_KERNELS[name](weight, b) for name in ("packed", "plain"))
@@ -138,6 +145,7 @@ JOINED = [(64, 32, 32), (36, 36), (96, 20, 4)]  # widths of maps of one input
 def test_packed_maps_of_one_input_have_the_bits_they_have_alone(
     dtype: torch.dtype, widths: tuple[int, ...], fresh_threads: None
 ) -> None:
+    require_packing(dtype)
     x, weight = cancelling(300, 128, sum(widths), dtype, CPU, seed=9)
     for bias in (torch.zeros(sum(widths), dtype=dtype), random_tensor(sum(widths), dtype=dtype), None):
         biases = [None] * len(widths) if bias is None else bias.split(widths)
@@ -156,6 +164,7 @@ def test_packed_maps_of_one_input_have_the_bits_they_have_alone(
 
 
 def test_maps_of_one_input_are_taken_alone_where_the_proof_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_packing(torch.bfloat16)
     monkeypatch.setattr(linear_packed, "_EQUAL", {})
     monkeypatch.setattr(linear_packed, "same_bits", lambda *_: False)
     weight, bias = weight_and_bias((64, 32), torch.bfloat16)
@@ -186,19 +195,64 @@ def test_packed_fp32_is_a_contract_of_its_own() -> None:
 
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float32])
 def test_packed_weight_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
+    require_packing(dtype)
     weight, _ = weight_and_bias((36, 100), dtype)
     assert same_bits(linear_packed.PackedWeight(weight, None).weight(), weight)
 
 
 def test_packed_falls_back_to_plain_where_the_proof_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_packing(torch.bfloat16)
     monkeypatch.setattr(linear_packed, "_EQUAL", {})
     monkeypatch.setattr(linear_packed, "same_bits", lambda *_: False)
     weight, bias = weight_and_bias((64, 32), torch.bfloat16)
     assert LINEAR_KERNELS["packed"](weight, bias).func is F.linear  # type: ignore[attr-defined]
 
 
+def test_without_packing_packed_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_packed, "packing_works", lambda dtype: False)
+    for dtype, feature in ((torch.bfloat16, "avx512bw"), (torch.float16, "avx512_fp16"), (torch.float32, "oneDNN")):
+        weight, bias = weight_and_bias((64, 32), dtype)
+        name = str(dtype).removeprefix("torch.")
+        with refused("linear kernel packed", feature, name, "use --linear plain"):
+            LINEAR_KERNELS["packed"](weight, bias)
+        with refused("linear kernel packed", feature, name):
+            together("packed", [(weight, bias), (weight, bias)])
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32])
+def test_without_packing_tiled_rows_still_keep_their_bits(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, fresh_threads: None
+) -> None:
+    monkeypatch.setattr(linear_packed, "packing_works", lambda dtype: False)
+    monkeypatch.setattr(linear_tiled, "_PLANS", {})
+    x, weight = cancelling(300, 100, 36, dtype, CPU, seed=9)
+    function = LINEAR_KERNELS["tiled"](weight, None)
+    assert [primitive for primitive, _ in linear_tiled._PLANS.values()] == ["plain"]
+    assert rows_that_change(function, x, ROWS) == 0
+    assert rows_that_change(by_count, x, ROWS) > 0, "control: a kernel that sums by the number of rows"
+
+
+def by_count(rows: Tensor) -> Tensor:
+    """A function whose rows get other bits in calls of more than two."""
+    out = rows[:, :36] * 1.5
+    return out if len(rows) == 2 else -out
+
+
+def test_the_trial_of_packing_reports_what_onednn_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = linear_packed.packing_works.__wrapped__
+    assert not trial(torch.float64), "oneDNN packs no FP64 weight on any CPU"
+    assert trial(torch.float32) == torch.backends.mkldnn.is_available()
+
+    class Wrong(linear_packed.PackedWeight):
+        def __call__(self, rows: Tensor) -> Tensor:
+            return -super().__call__(rows)
+
+    monkeypatch.setattr(linear_packed, "PackedWeight", Wrong)
+    assert not trial(torch.float32), "a product with wrong values is no packing that works"
+
+
 def test_packed_refuses_what_cannot_be_packed() -> None:
-    with refused("linear kernel packed", "torch.float64"):
+    with refused("linear kernel packed", "float64", "--linear plain"):
         LINEAR_KERNELS["packed"](random_tensor(4, 4, dtype=torch.float64), None)
     with refused("linear kernel packed", "training"):
         LINEAR_KERNELS["packed"](random_tensor(4, 4).requires_grad_(), None)
