@@ -26,7 +26,7 @@ class Reference:
     ) -> None:
         """Loads with from_pretrained; attention: "sdpa" or "eager". InputError when another RoPE base came out."""
         checkpoint = open_checkpoint(directory)
-        self.device = device or torch.device("cpu")
+        self.device, self.attention = device or torch.device("cpu"), attention
         arguments = versions.load_arguments(dtype, attention)
         self.model: Any = versions.modeling_qwen2.Qwen2ForCausalLM.from_pretrained(directory, **arguments)
         torch.nn.Module.to(self.model.eval(), self.device)
@@ -68,6 +68,10 @@ class Reference:
         if record is not None:
             assert position_ids is not None, "a recorded call names its positions"
             record(input_ids, roles, position_ids, mask)
+        if mask is not None and self.attention == "eager":
+            # transformers' eager adds its mask to the scores: a bool one would add 0 and 1
+            wide = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
+            mask = wide.masked_fill_(~mask, torch.finfo(self.dtype).min)
         given = {"input_ids": input_ids} if self.role_table is None else {"inputs_embeds": self.embed(input_ids, roles)}
         out = self.model.model(
             **given, attention_mask=mask, position_ids=position_ids, use_cache=True, **{self._cache_name: cache}

@@ -1,0 +1,55 @@
+"""The device under test, and the inputs of its size: the demo on CUDA, the tiny checkpoint on the CPU.
+
+On a machine with a GPU `python -m pytest tests/device` takes a few minutes and needs no option. The same tests on the
+CPU hold the helpers to what they do where no GPU is.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from decode.contract import Contract
+from decode.state import State
+from experiments.harness.options import DEMO
+from experiments.harness.tasks import load_tasks
+from minimodel.numerics import NumericContract
+from tests.experiments.commands import write_tasks
+from tests.tiny import write_checkpoint
+
+NO_GPU = "no CUDA device is present (torch.cuda.is_available() is false)"
+CAPS = {"branch": 4, "merge": 28, "answer": 4}
+
+
+@dataclass(frozen=True)
+class UnderTest:
+    """A device and what is run on it."""
+
+    device: str  # as --device takes it
+    checkpoint: Path  # an adapted checkpoint directory
+    tasks: Path  # a tasks file
+    rows: int  # decoded by the matrix and what follows it
+    content: tuple[int, ...]  # tokens of each block in the parity requests
+
+    def numeric(self, dtype: str, kernels: str) -> NumericContract:
+        """The contract of one thread on this device."""
+        return NumericContract(dtype, self.device, kernels, threads=1)
+
+    def prompt(self) -> State:
+        """The prompt of the first task."""
+        task = load_tasks(self.tasks, 1)[0][0]
+        return State.prompt(Contract.load(self.checkpoint), task.question, task.choices)
+
+
+@pytest.fixture(scope="session", params=["cpu", "cuda"])
+def here(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> UnderTest:
+    """The device under test; CUDA is skipped with its reason where there is none."""
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip(NO_GPU)
+        return UnderTest("cuda", DEMO / "primary", DEMO / "tasks.jsonl", 8, (60, 30, 25, 28, 30, 8))
+    root = tmp_path_factory.mktemp("device")
+    config = {"num_hidden_layers": 2}
+    checkpoint = write_checkpoint(root / "tiny", seed=9, config=config, contract={"caps": CAPS})
+    return UnderTest("cpu", checkpoint, write_tasks(root / "tasks.jsonl", 2), 2, (9, 6, 7, 5, 8, 4))

@@ -1,0 +1,59 @@
+"""The commands on one device, as a user calls them: matrix, fixed prefixes, transplant, machine, benchmark."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmark.arms import COLUMNS
+from tests.device.conftest import UnderTest
+from tests.experiments.runs import call, ledger, summary_of
+
+
+@pytest.fixture(scope="module")
+def root(here: UnderTest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The matrix, the fixed prefixes made from it, and the transplant made from those."""
+    root = tmp_path_factory.mktemp(f"commands-{here.device}")
+    tasks = ["--tasks", here.tasks]
+    command(here, root, "matrix", "--dtype", "bf16", "--limit", here.rows, *tasks)
+    command(here, root, "fixed_prefix", "--dtype", "bf16", *tasks)
+    command(here, root, "transplant", "--dtype", "bf16", "--source", "runs/fixed_prefix-bf16")
+    return root
+
+
+def command(here: UnderTest, root: Path, name: str, *more: object) -> None:
+    """Runs one command to its end with exit code 0; its output goes under root/runs."""
+    given = ["--checkpoint", here.checkpoint, "--device", here.device, "--threads", 1, "--quiet"]
+    done = call(name, *given, *more, cwd=root)
+    assert done.exit_code == 0, (done.output, done.stderr)
+
+
+def test_the_matrix_passes_every_gate(here: UnderTest, root: Path) -> None:
+    rows, summary = ledger(root / "runs/matrix-bf16"), summary_of(root / "runs/matrix-bf16")
+    assert len(rows) == here.rows and all(row["passed"] for row in rows) and summary["passed"]
+    [numeric] = json.loads((root / "runs/matrix-bf16/manifest.json").read_text())["numeric"]
+    assert numeric["device"] == here.device
+
+
+def test_transplants_follow_their_donors(here: UnderTest, root: Path) -> None:
+    summary = summary_of(root / "runs/transplant-bf16")
+    assert summary["passed"] and summary["rows"] == here.rows
+    recovery = summary["endpoints"]["bidirectional_donor_recovery"]
+    assert recovery["count"] == recovery["n"]
+
+
+def test_the_benchmark_fills_its_columns(here: UnderTest, root: Path) -> None:
+    counts = {"repeats": 1, "long-repeats": 1, "steps": 4, "block": 24, "buffer": 1}
+    lengths = ["--context", "24", "--prefill", "48", "--prefix", "60", "--only", "decode,prefill,build,row"]
+    short = [text for key, value in counts.items() for text in (f"--{key}", str(value))]
+    reference = ["--reference", "tests.hf.bench_arm", "--columns", ",".join(COLUMNS)]
+    command(here, root, "benchmark", "--tasks", here.tasks, *short, *lengths, *reference, "--out", "benchmark")
+    found: dict[str, Any] = json.loads((root / "benchmark/benchmark.json").read_text())
+    missing = set(COLUMNS) - set(found["columns"])
+    assert found["broken_promises"] == [] and len(found["rows"]) == 4
+    assert {"repeat_kv", "packed_gqa"} <= set(found["columns"])
+    assert all(any(name in sentence for sentence in found["omitted"]) for name in missing), found["omitted"]
+    for row in found["rows"]:
+        for cell in row["columns"].values():
+            assert cell["seconds"]["median"] > 0
