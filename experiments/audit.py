@@ -21,9 +21,9 @@ from experiments.harness.joining import SHOWN, Ledger, audit_row, read_ledger_to
 from experiments.harness.leaves import compare_leaves
 from experiments.harness.ledger import row_key
 from experiments.harness.manifest import SCHEMA, code_sha256
-from experiments.harness.markdown import table
 from experiments.harness.rundir import INFORMATION, RunDirectory
 from experiments.harness.summary import run_summary
+from experiments.report.sections import run_report
 from minimodel.errors import InputError
 from minimodel.numerics import environment
 
@@ -122,29 +122,6 @@ def audit_lines(summary: dict[str, Any]) -> list[str]:
     return [*lines, f"audit {summary['dtype']}: {agree}/{summary['rows']} rows agree; the runs {verdict}"]
 
 
-def audit_report(summary: dict[str, Any]) -> str:
-    """report.md: the same checks as a table."""
-    gates = [(name, f"{c['passed']}/{c['of']}") for name, c in summary["gates"].items()]
-    leaves = [
-        (section, "-".join(map(str, dict.fromkeys(span["shared"]))), span["unshared"])
-        for section, span in summary["leaves"].items()
-    ]
-    return (
-        "\n\n".join(
-            [
-                f"# audit, {summary['dtype']}",
-                f"{summary['left']['experiment']} (`{summary['left']['ledger_sha256']}`) against "
-                f"{summary['right']['experiment']} (`{summary['right']['ledger_sha256']}`).",
-                audit_lines(summary)[-1] + ".",
-                table(["check", "rows that agree"], gates),
-                table(["section", "leaves that both schemas share", "of one schema alone"], leaves),
-                *(f"The numeric surfaces differ: {line}." for line in summary["surface"]),
-            ]
-        )
-        + "\n"
-    )
-
-
 def write_audit(
     out: Path, left: Ledger, right: Ledger, rows: list[dict[str, Any]], summary: dict[str, Any], started: float
 ) -> None:
@@ -168,7 +145,7 @@ def write_audit(
         for row in rows[len(directory.rows) :]:
             seconds = round(time.monotonic() - started, 4)
             directory.append(row, {"row": row_key(row), "seconds_since_start": seconds})
-        directory.finish(summary, audit_report(summary))
+        directory.finish(summary, run_report(manifest, summary))
     finally:
         directory.close()
 

@@ -17,7 +17,6 @@ import click
 from decode.record import derived_sha256
 from decode.state import State, token_digest
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import number, outcome, paragraphs, rate, run_head, table
 from experiments.harness.options import RunOptions, common_options, dtype_option
 from experiments.harness.panel import panel_counts, panel_record, shortfall
 from experiments.harness.progress import Progress
@@ -25,6 +24,8 @@ from experiments.harness.runner import Plan, run_plan
 from experiments.harness.session import Session, open_session
 from experiments.harness.summary import run_summary
 from experiments.harness.whole import Generation, generate_whole
+from experiments.report.closing import outcome
+from experiments.report.values import rate
 from minimodel.decoder import Decoder
 from stats.endpoints import disagreement, divergence_spread, first_divergence
 from stats.panels import length_spread
@@ -123,22 +124,6 @@ def control_summary(dtype: str, panel: dict[str, Any], rows: list[dict[str, Any]
     return run_summary("batch_control", dtype, rows, endpoints)
 
 
-def control_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
-    """report.md: singleton against pair."""
-    tokens, logprobs = summary["first_token_divergence"], summary["first_logprob_divergence"]
-    rows = [
-        ("tokens differ", rate(summary["token_disagreement"])),
-        ("selected log-probabilities differ", rate(summary["logprob_disagreement"])),
-        ("first differing token, median", number(tokens["median"])),
-        ("first differing log-probability, median", number(logprobs["median"])),
-        ("largest log-probability difference, same position", number(summary["max_abs_aligned"])),
-        ("largest log-probability difference, same history", number(summary["max_abs_shared"])),
-    ]
-    body = table(["one copy against two", summary["dtype"]], rows)
-    parts = [run_head(manifest, summary), shortfall(summary["panel"]), body]
-    return paragraphs(parts)
-
-
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     line = (
         f"{outcome(summary)}; one copy against two: "
@@ -166,7 +151,6 @@ def control_plan(session: Session, limit: int | None) -> Plan:
             session.model, lengths[chosen[i]][1], session.prompts[chosen[i]], i, progress
         ),
         summarise=lambda found: control_summary(dtype, panel, found),
-        report=control_report,
         closing=closing_lines,
     )
 

@@ -20,7 +20,6 @@ from experiments.harness.arms import continued, replica_exact
 from experiments.harness.bank import Bank, Prefix, open_bank
 from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_session
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import outcome, pair_rows, paragraphs, rate, run_head, table
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_counts, shortfall, spread_record
 from experiments.harness.progress import Progress
@@ -28,6 +27,8 @@ from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.summary import pair_summary, run_summary
 from experiments.harness.tasks import RowName
+from experiments.report.closing import outcome
+from experiments.report.values import rate
 from minimodel.decoder import Decoder
 from stats.endpoints import first_divergence
 from stats.intervals import wilson
@@ -108,26 +109,6 @@ def bridge_summary(dtype: str, panel: dict[str, Any], rows: list[dict[str, Any]]
     return run_summary("bridge", dtype, rows, endpoints)
 
 
-def bridge_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
-    """report.md: identity of live and incremental, and the saved prefixes beside the new ones."""
-    identity = [(f"{part} equal in every bit", rate(block)) for part, block in summary["identity"].items()]
-    saved, new = summary["saved_prefix_length"], summary["prefix_length"]
-    parts = [
-        run_head(manifest, summary),
-        shortfall(summary["panel"]),
-        table(["live and incremental", "rows"], identity),
-    ]
-    if new:
-        parts.append(
-            f"Newly reached prefixes: {new['min']} to {new['max']} tokens; the saved ones: {saved['min']} to "
-            f"{saved['max']}. The new prefix is the saved one on {rate(summary['saved_prefix_agreement'])} "
-            "(descriptive: the comparison is conditional on the newly reached prefix)."
-        )
-    if summary["compared_rows"]:
-        parts.append(table(["live against incremental", summary["dtype"]], pair_rows(summary)))
-    return paragraphs(parts)
-
-
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     parts = ", ".join(f"{part} {rate(block)}" for part, block in summary["identity"].items())
     line = f"{outcome(summary)}; live and incremental equal: {parts}"
@@ -147,7 +128,6 @@ def bridge_plan(session: BankSession, dtype: str) -> Plan:
         task=lambda index: RowName(chosen[index].row),
         decode=lambda i, progress: bridge_row(model, chosen[i], prompts[i], i, progress),
         summarise=lambda rows: bridge_summary(dtype, panel, rows),
-        report=bridge_report,
         closing=closing_lines,
     )
 

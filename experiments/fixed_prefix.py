@@ -22,15 +22,16 @@ from decode.state import State
 from experiments.harness.arms import continued, prefix_holds, replica_exact
 from experiments.harness.bank import BANK, Prefix, open_bank
 from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_session
-from experiments.harness.cross_precision import DIFFERS, cross_precision
+from experiments.harness.cross_precision import cross_precision
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import closing_line, interval, pair_rows, paragraphs, rate, run_head, table
 from experiments.harness.options import RunOptions, common_options, source_option
 from experiments.harness.progress import Progress
 from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.summary import pair_summary, run_summary
 from experiments.harness.tasks import Task
+from experiments.report.closing import closing_line
+from experiments.report.values import change
 from minimodel.decoder import Decoder
 from minimodel.errors import refuse
 from minimodel.numerics import DTYPES
@@ -96,46 +97,14 @@ def fixed_summary(dtypes: tuple[str, ...], rows: list[dict[str, Any]]) -> dict[s
     return run_summary("fixed_prefix", "-".join(dtypes), rows, endpoints)
 
 
-def fixed_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
-    """report.md: the paper's fixed-prefix table, one column a precision, and the crossing."""
-    parts = [run_head(manifest, summary)]
-    blocks = [block for block in summary["precisions"].values() if block["compared_rows"]]
-    if blocks:
-        columns = [pair_rows(block) for block in blocks]
-        header = ["incremental against prefill", *(block["dtype"] for block in blocks)]
-        parts.append(table(header, [(row[0][0], *(cell[1] for cell in row)) for row in zip(*columns)]))
-    crossed = summary["cross_precision"]
-    if crossed and crossed["rows"]:
-        parts.append(_crossing(crossed))
-    return paragraphs(parts)
-
-
-def _crossing(crossed: dict[str, Any]) -> str:
-    left, right = crossed["left"], crossed["right"]
-    header = ["paired by row", left, right, f"only {left} / only {right}", f"{right} - {left}, points", "McNemar p"]
-    lines: list[tuple[object, ...]] = []
-    for name in DIFFERS:
-        block = crossed[name]
-        change = f"{block['difference_points']:+.1f}, 95 % {interval(block['bootstrap_95'])}"
-        only = f"{block[f'{left}_only']} / {block[f'{right}_only']}"
-        counts = (block[f"{left}_count"], block[f"{right}_count"])
-        lines.append((name.replace("_", " "), *counts, only, change, f"{block['mcnemar_p']:.3g}"))
-    effect = crossed["accuracy_difference_of_differences"]
-    change = f"{effect['difference_points']:+.1f}, 95 % {interval(effect['bootstrap_95'])}"
-    lines.append(("accuracy effect (prefill - incremental)", "", "", "", change, ""))
-    identity = f"One integer prefix in both precisions: {rate(crossed['prefix_identity'])} rows."
-    return f"{identity}\n\n{table(header, lines)}"
-
-
 def closing_lines(summary: dict[str, Any]) -> list[str]:
-    """The lines for stdout: one a precision, one for the crossing."""
+    """The lines for stdout: one per precision, one for the crossing."""
     lines = [closing_line(block) for block in summary["precisions"].values()]
     crossed = summary["cross_precision"]
     if crossed and crossed["rows"]:
-        change = crossed["suffix_disagreement"]
         lines.append(
             f"fixed_prefix {crossed['right']} - {crossed['left']}: suffix disagreement "
-            f"{change['difference_points']:+.1f} points, 95 % {interval(change['bootstrap_95'])}; "
+            f"{change(crossed['suffix_disagreement'])}; "
             f"one prefix in both on {crossed['prefix_identity']['count']}/{crossed['rows']} rows"
         )
     return lines
@@ -156,7 +125,6 @@ def fixed_plan(session: BankSession, dtypes: tuple[str, ...]) -> Plan:
         task=lambda index: cells[index].task,
         decode=lambda i, progress: fixed_row(session.models.at(cells[i].dtype), cells[i], i, progress),
         summarise=lambda found: fixed_summary(dtypes, found),
-        report=fixed_report,
         closing=closing_lines,
         extra=lambda index: {"dtype": cells[index].dtype},
         attachments={BANK: bank.text()},

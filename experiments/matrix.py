@@ -17,7 +17,6 @@ from cache.storage import Provenance
 from decode.state import State
 from experiments.harness.arms import continued, replica_exact
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import closing_line, pair_rows, run_head, table
 from experiments.harness.options import RunOptions, common_options, dtype_option
 from experiments.harness.progress import Progress
 from experiments.harness.rows import row_entry
@@ -27,6 +26,7 @@ from experiments.harness.session import Session, open_session
 from experiments.harness.summary import pair_summary, run_summary
 from experiments.harness.tasks import Task
 from experiments.harness.trace import require_room
+from experiments.report.closing import closing_line
 from minimodel.decoder import Decoder
 from stats.intervals import STREAMS
 
@@ -56,12 +56,6 @@ def matrix_summary(dtype: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The endpoints of live against prefill. Bootstrap streams of the paper's plan: BF16 0, all others FP32's, 1."""
     stream = STREAMS["matched_bf16" if dtype == "bf16" else "matched_fp32"]
     return run_summary("matrix", dtype, rows, pair_summary(rows, "live", "prefill", stream))
-
-
-def matrix_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
-    """report.md: the paper's matched table for this run."""
-    body = table(["live against prefill", summary["dtype"]], pair_rows(summary)) if summary["compared_rows"] else ""
-    return f"{run_head(manifest, summary)}\n{body}\n"
 
 
 def open_saving(session: Session, out: Path, boundaries: bool, traced: tuple[str, ...], last: int | None) -> Saving:
@@ -101,7 +95,6 @@ def main(
                 session.model, session.tasks[i], session.prompts[i], i, progress, saving
             ),
             summarise=lambda rows: matrix_summary(dtype, rows),
-            report=matrix_report,
             closing=lambda summary: [closing_line(summary)],
             notes=lambda: _unwritten(out, saving.missing([task.id for task in session.tasks], ("live", "prefill"))),
         )

@@ -16,14 +16,13 @@ import click
 from experiments.harness.bank import Bank, Prefix, open_bank
 from experiments.harness.bank_session import BankSession, open_bank_session
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import paragraphs, run_head
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_counts, shortfall, spread_record
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.six_arms import GATES, donor_summary, six_arm_row
 from experiments.harness.summary import run_summary
 from experiments.harness.tasks import RowName
-from experiments.transplant import endpoint_line, endpoint_tables
+from experiments.report.closing import donor_line
 from stats.donors import LEAST_DIVERGENT, LEAST_EXACT, interpret
 from stats.panels import length_spread
 
@@ -49,22 +48,9 @@ def replication_summary(
     return {**summary, "own_checkpoint": own_checkpoint, "interpretation": label, "interpretation_rule": rule}
 
 
-def replication_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
-    """report.md: the label, the endpoints, the grid and the baselines."""
-    own = "The checkpoint is the one that reached these prefixes: this run replicates on no other checkpoint."
-    parts = [
-        run_head(manifest, summary),
-        shortfall(summary["panel"]),
-        own if summary["own_checkpoint"] else "",
-        f"Frozen interpretation: **{summary['interpretation'] or 'none, a gate failed'}**.",
-        endpoint_tables(summary),
-    ]
-    return paragraphs(parts)
-
-
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     label = f"interpretation: {summary['interpretation'] or 'none, a gate failed'}"
-    return [line for line in (endpoint_line(summary), label, shortfall(summary["panel"])) if line]
+    return [line for line in (donor_line(summary), label, shortfall(summary["panel"])) if line]
 
 
 def replication_plan(session: BankSession, dtype: str) -> Plan:
@@ -82,7 +68,6 @@ def replication_plan(session: BankSession, dtype: str) -> Plan:
         task=lambda index: RowName(chosen[index].row),
         decode=lambda i, progress: six_arm_row(model, chosen[i], states[i], i, progress),
         summarise=lambda rows: replication_summary(dtype, panel, own, rows),
-        report=replication_report,
         closing=closing_lines,
     )
 

@@ -17,14 +17,14 @@ from experiments.harness.bank import BANK_DTYPE, Bank, Prefix, copied_bank, open
 from experiments.harness.bank_session import BankSession, open_bank_session
 from experiments.harness.canonical import sha256_file
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import outcome, pair_rows, paragraphs, rate, run_head, table
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_counts, panel_record, shortfall
 from experiments.harness.rundir import ROWS
 from experiments.harness.runner import Plan, run_plan
-from experiments.harness.six_arms import GATES, INTO_INCREMENTAL, INTO_PREFILL, donor_summary, six_arm_row
+from experiments.harness.six_arms import GATES, donor_summary, six_arm_row
 from experiments.harness.summary import run_summary
 from experiments.harness.tasks import RowName
+from experiments.report.closing import donor_line
 from minimodel.errors import InputError
 from stats.panels import stratified_spread
 
@@ -65,50 +65,6 @@ def transplant_summary(dtype: str, panel: dict[str, Any], rows: list[dict[str, A
     return run_summary("transplant", dtype, rows, {"panel": panel_counts(panel), "strata": strata, **endpoints})
 
 
-def transplant_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
-    """report.md: the registered endpoints, the grid of donors and recipients, and the baselines."""
-    strata = [(name, count["rows"], count["reproduced"]) for name, count in summary.get("strata", {}).items()]
-    parts = [
-        run_head(manifest, summary),
-        shortfall(summary["panel"]),
-        table(["stratum of the source run", "rows", "reproduced here"], strata) if strata else "",
-        endpoint_tables(summary),
-    ]
-    return paragraphs(parts)
-
-
-def endpoint_tables(summary: dict[str, Any]) -> str:
-    """The endpoints, the grid and, where any row was compared, the two constructions."""
-    endpoints = summary["endpoints"]
-    novel = endpoints["exact_control_novel_trajectory"]
-    rows = [
-        ("constructions diverge, of all rows", rate(endpoints["baseline_divergence"])),
-        ("incremental cache into prefill recovers its donor", rate(endpoints[f"{INTO_PREFILL}_donor_recovery"])),
-        ("prefill cache into incremental recovers its donor", rate(endpoints[f"{INTO_INCREMENTAL}_donor_recovery"])),
-        ("both directions recover", rate(endpoints["bidirectional_donor_recovery"])),
-        ("exact rows with a novel trajectory", rate(novel)),
-    ]
-    grid = [(arm, *counts.values()) for arm, counts in summary["grid"].items()]
-    parts = [
-        table(["endpoint", "rows"], rows),
-        table(["divergent rows, arm", "follows its donor", "follows its recipient", "neither"], grid),
-    ]
-    if summary["compared_rows"]:
-        parts.append(table(["incremental against prefill", summary["dtype"]], pair_rows(summary)))
-    return "\n\n".join(parts)
-
-
-def endpoint_line(summary: dict[str, Any]) -> str:
-    """The line on stdout."""
-    endpoints = summary["endpoints"]
-    return (
-        f"{outcome(summary)}; "
-        f"diverge {rate(endpoints['baseline_divergence'])}, "
-        f"both transplants recover the donor {rate(endpoints['bidirectional_donor_recovery'])}, "
-        f"novel on exact rows {rate(endpoints['exact_control_novel_trajectory'])}"
-    )
-
-
 def transplant_plan(session: BankSession, dtype: str, strata: dict[str, str], ledger_sha256: str) -> Plan:
     """The frozen rows in selection order; `--limit` keeps the first of them."""
     chosen = select(session.bank, strata)[: session.options.limit]
@@ -124,8 +80,7 @@ def transplant_plan(session: BankSession, dtype: str, strata: dict[str, str], le
         task=lambda index: RowName(chosen[index].row),
         decode=lambda i, progress: six_arm_row(model, chosen[i], states[i], i, progress, strata[chosen[i].row]),
         summarise=lambda found: transplant_summary(dtype, panel, found),
-        report=transplant_report,
-        closing=lambda summary: [line for line in (endpoint_line(summary), shortfall(summary["panel"])) if line],
+        closing=lambda summary: [line for line in (donor_line(summary), shortfall(summary["panel"])) if line],
         extra=lambda index: {"stratum": strata[chosen[index].row]},
     )
 

@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.benchmark.bench import Measured
-from experiments.report.document import Figure, table
-from experiments.report.drawing import figure, legend, line_look
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from experiments.report.blocks import Figure, table
+from experiments.report.svg import Plot, line_look, ticks
 
 
 def growth_entry(measured: Measured) -> dict[str, Any]:
@@ -45,17 +42,17 @@ def growth_figures(document: dict[str, Any]) -> list[Figure]:
 
 
 def _curves(name: str, ends: Sequence[int], curves: dict[str, list[float]], unit: str, caption: str) -> Figure:
-    def draw(axes: "Axes") -> None:
-        for index, values in enumerate(curves.values()):
-            axes.plot(ends, values, markersize=3, linewidth=1.4, **line_look(index))
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("tokens in the cache")
-        axes.set_ylabel(unit)
-        axes.grid(axis="y", linewidth=0.7)
-        legend(axes, list(curves), [line_look(i) for i in range(len(curves))])
-
+    top = max(value for values in curves.values() for value in values)
+    plot = Plot(170, 62, [(label, line_look(index)) for index, label in enumerate(curves)])
+    x, y = plot.x_scale(0, ends[-1]), plot.y_scale(0, top)
+    plot.x_axis([(x(v), f"{v:g}") for v in ticks(0, ends[-1], whole=True)], "tokens in the cache")
+    plot.y_axis([(y(v), f"{v:g}") for v in ticks(0, top)], unit, grid=True)
+    for index, values in enumerate(curves.values()):
+        style, points = line_look(index), [(x(end), y(value)) for end, value in zip(ends, values)]
+        plot.path(points, style.colour, 1.4, style.dash)
+        for point in points:
+            plot.mark(*point, style, 2.2)
     lines = [[str(end), *(f"{values[at]:.3g}" for values in curves.values())] for at, end in enumerate(ends)]
     told = "; ".join(f"{label}: {values[0]:.3g} {unit} to {values[-1]:.3g}" for label, values in curves.items())
     data = table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
-    return figure(name, 2.9 + 0.16 * len(curves), draw, caption, f"Lines over the length. {told}.", data)
+    return Figure(name, caption, f"Lines over the length. {told}.", data, plot.svg())

@@ -7,9 +7,9 @@ from typing import Any
 from experiments.benchmark.growth import growth_figures
 from experiments.benchmark.tables import growth_table, memory_table, speed_table
 from experiments.harness.ledger import write_whole
-from experiments.harness.markdown import table as markdown_table
-from experiments.report.__main__ import write_report
-from experiments.report.document import Alert, Block, Paragraph, Report, Table, Verdict
+from experiments.report.blocks import Alert, Block, Paragraph, Report, Table, Verdict
+from experiments.report.markdown import markdown_table
+from experiments.report.write import write_report
 from minimodel.errors import InputError
 
 DOCUMENT = "benchmark.json"
@@ -83,7 +83,5 @@ def broken(document: dict[str, Any]) -> list[str]:
 
 def printed(document: dict[str, Any]) -> str:
     """The same tables for the terminal."""
-    parts = ["\n".join(described(document))]
-    for one in tables(document):
-        parts.append(f"{one.caption}\n\n{markdown_table([str(cell) for cell in one.header], one.rows)}")
+    parts = ["\n".join(described(document)), *map(markdown_table, tables(document))]
     return "\n\n".join([*parts, *broken(document)])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments.report.document import Table, table
+from experiments.report.blocks import Table, table
 
 ABSENT = ""
 

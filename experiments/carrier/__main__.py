@@ -22,13 +22,12 @@ from cache.transplant import transplant
 from decode.greedy import Suffix, greedy_suffix
 from decode.state import State, token_digest
 from experiments.carrier.sites import Site, sites
-from experiments.carrier.tables import carrier_report, carrier_summary
+from experiments.carrier.tables import carrier_summary
 from experiments.harness.arms import Arm, copies_synchronised, functional_state_holds, prefix_holds, storage_disjoint
 from experiments.harness.bank import Prefix
 from experiments.harness.bank_session import BankSession, open_bank_session
 from experiments.harness.canonical import sha256_file
 from experiments.harness.exits import run_command
-from experiments.harness.markdown import outcome, rate
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
@@ -36,6 +35,8 @@ from experiments.harness.rows import arm_entry, prefix_entry
 from experiments.harness.rundir import ROWS
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.tasks import RowName
+from experiments.report.closing import outcome
+from experiments.report.values import rate
 from experiments.transplant import open_strata
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
@@ -138,7 +139,6 @@ def carrier_plan(session: BankSession, dtype: str, strata: dict[str, str], wante
         task=lambda index: RowName(chosen[index].row),
         decode=lambda i, progress: carrier_row(session.models.at(dtype), chosen[i], states[i], i, progress),
         summarise=lambda rows: carrier_summary(dtype, panel, rows),
-        report=carrier_report,
         closing=_closing,
     )
 

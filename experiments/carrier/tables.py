@@ -1,10 +1,9 @@
-"""Counts and tables of partial transplants."""
+"""The summary of partial transplants."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.harness.markdown import paragraphs, rate, run_head, table
-from experiments.harness.panel import panel_counts, shortfall
+from experiments.harness.panel import panel_counts
 from experiments.harness.summary import run_summary
 from stats.intervals import Z_TRANSPLANT, wilson
 
@@ -14,7 +13,7 @@ Row = dict[str, Any]
 
 def carrier_summary(dtype: str, panel: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """`sites` {SITE: {DIRECTION: {donor, recipient, neither}}}, each {count, n, rate, wilson_95} over the rows
-    that have the site; `smallest` {first, last: {DIRECTION: [k or null a row]}}: the fewest layers from one end that
+    that have the site; `smallest` {first, last: {DIRECTION: [k or null per row]}}: the fewest layers from one end that
     give the donor's suffix (rule: the smallest k for which they do; the whole cache counts as all layers).
     """
     kept = [row for row in rows if "sites" in row]
@@ -40,28 +39,3 @@ def _smallest(sites: dict[str, Any], end: str) -> int | None:
         if sites[f"{end}_{k}"]["follows"] == "donor":
             return k
     return layers if sites["whole"]["follows"] == "donor" else None
-
-
-def carrier_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
-    """report.md: one line a site, and the smallest layer prefix and suffix."""
-    header = ["site", *(f"{d}: follows {side}" for d in _directions(summary) for side in ("donor", "neither"))]
-    body = [
-        (name, *(rate(counts[d][side]) for d in counts for side in ("donor", "neither")))
-        for name, counts in summary["sites"].items()
-    ]
-    ends = [
-        (f"{end} k layers", direction, ", ".join("none" if k is None else str(k) for k in found))
-        for end, by_direction in summary["smallest"].items()
-        for direction, found in by_direction.items()
-    ]
-    parts = [
-        run_head(manifest, summary),
-        shortfall(summary["panel"]),
-        table(header, body),
-        table(["smallest layer range that gives the donor's suffix", "direction", "k, one a row"], ends),
-    ]
-    return paragraphs(parts)
-
-
-def _directions(summary: dict[str, Any]) -> list[str]:
-    return list(next(iter(summary["sites"].values()), {}))

@@ -25,7 +25,7 @@ from experiments.causes.alone import rows_alone
 from experiments.causes.cells import CELLS, DTYPES, Cell, cells
 from experiments.causes.oracle import Oracle, oracle_entry
 from experiments.causes.rules import causes_summary
-from experiments.causes.tables import causes_report, closing_lines
+from experiments.causes.tables import closing_lines
 from experiments.harness.arms import Arm
 from experiments.harness.bank import open_bank
 from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_session
@@ -125,7 +125,6 @@ def causes_plan(session: BankSession, crossed: list[Cell], rows: int) -> Plan:
         task=lambda index: crossing.at(index)[1],
         decode=decode,
         summarise=lambda found: causes_summary(found, names, panel, queries_alone(session, crossed)),
-        report=causes_report,
         closing=closing_lines,
         extra=lambda index: {"cell": crossing.at(index)[0].name},
     )

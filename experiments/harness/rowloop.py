@@ -17,8 +17,8 @@ class Plan:
     """One experiment, ready to run.
 
     decode(index, progress) gives row `index` of the manifest's row order; task(index) names it. gates: names a row
-    carries even when it fails closed. summarise(rows) gives summary.json; report(manifest, summary) gives report.md;
-    closing(summary) the lines for stdout. preflight: the first rows, or rows by index, that must pass before any later
+    carries even when it fails closed. summarise(rows) gives summary.json; closing(summary) the
+    lines for stdout. preflight: the first rows, or rows by index, that must pass before any later
     one is decoded. extra(index): fields that a row carries even when it fails closed. attachments: inputs kept beside
     the ledger, name to text, written before the first row. notes(): lines for stderr when all rows are there.
     """
@@ -29,7 +29,6 @@ class Plan:
     task: Callable[[int], Task | RowName]
     decode: Callable[[int, Progress], dict[str, Any]]
     summarise: Callable[[list[dict[str, Any]]], dict[str, Any]]
-    report: Callable[[dict[str, Any], dict[str, Any]], str]
     closing: Callable[[dict[str, Any]], list[str]]
     extra: Callable[[int], dict[str, Any]] = field(default=lambda index: {})
     attachments: dict[str, str] = field(default_factory=dict)

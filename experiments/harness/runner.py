@@ -10,6 +10,7 @@ from experiments.harness.progress import Progress
 from experiments.harness.rowloop import Plan, decode_row, preflight_failure
 from experiments.harness.rundir import RunDirectory
 from experiments.harness.sharding import follow, lead
+from experiments.report.sections import run_report
 
 
 def run_plan(plan: Plan, out: Path, fresh: bool, quiet: bool) -> int:
@@ -49,7 +50,7 @@ def _run(plan: Plan, directory: RunDirectory, job: ranks.Ranks | None, quiet: bo
         click.echo(f"preflight failed: {one_line(stopped)}; the run in {out} stopped before the remaining rows")
         return GATE_FAILED
     summary = plan.summarise(directory.written())
-    directory.finish(summary, plan.report(directory.manifest, summary))
+    directory.finish(summary, run_report(directory.manifest, summary))
     for line in plan.closing(summary):
         click.echo(line)
     click.echo(f"run: {out}")

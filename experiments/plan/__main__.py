@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 
 from experiments.harness.exits import DONE, run_command
-from experiments.harness.markdown import table
 from experiments.plan.estimates import (
     ITEM,
     Cost,
@@ -26,6 +25,8 @@ from experiments.plan.estimates import (
     weight_bytes,
 )
 from experiments.plan.presets import PRESETS, preset
+from experiments.report.blocks import Table, table
+from experiments.report.markdown import markdown_table
 from minimodel.checkpoint import CONFIG
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
@@ -41,8 +42,8 @@ def plan_table(
     suffix: int,
     bandwidth: float | None,
     tflops: float | None,
-) -> str:
-    """The Markdown table, one line a model and dtype."""
+) -> Table:
+    """One line per model and dtype."""
     header = ["model", "dtype", "parameters", "weights", "K/V a token, both copies", "K/V of a row", "in all"]
     header += ["a step reads", "step FLOP", "a row reads", "row FLOP"]
     if bandwidth is not None:
@@ -60,7 +61,8 @@ def plan_table(
                 line += [span(step.seconds(bandwidth, tflops)), span(prefill)]
                 line.append(span(row_seconds(config, dtype, prefix, suffix, bandwidth, tflops)))
             lines.append(line)
-    return table(header, lines)
+    caption = f"Rows of {prefix} prefix and {suffix} suffix tokens, two copies; decimal units"
+    return table(caption, header, lines)
 
 
 def row_seconds(
@@ -132,8 +134,8 @@ def main(
         length = max(1, min(PREFIX, context - suffix)) if prefix is None else prefix
         if length + suffix > context:
             raise refuse("prefix and suffix", f"at most max_position_embeddings {context} tokens", length + suffix)
-        click.echo(f"Rows of {length} prefix and {suffix} suffix tokens, two copies; decimal units.\n")
-        click.echo(plan_table(configs, dtypes or tuple(ITEM), length, suffix, bandwidth, tflops))
+        found = plan_table(configs, dtypes or tuple(ITEM), length, suffix, bandwidth, tflops)
+        click.echo(markdown_table(found))
         return DONE
 
     run_command(body, "experiments.plan", resumes=False)

@@ -1,7 +1,7 @@
 """The report of any runs: Markdown, and one self-contained HTML page that works from a file and on paper.
 
 The paper's tables for each run, every number with its interval and the run it comes from, gates, environment and
-provenance; drawings where matplotlib is installed (the extra `plots`). Without RUN, all runs under runs/.
+provenance, and a drawing beside each group of tables. Without RUN, all runs under runs/.
 
 Exit code 0; 2 when a run is damaged or contradicts itself; 3 when a run on the page is unfinished or failed a gate: the
 page is then written all the same, and says so first.
@@ -15,17 +15,14 @@ from pathlib import Path
 import click
 
 from experiments.harness.exits import DONE, GATE_FAILED, run_command
-from experiments.harness.ledger import write_whole
-from experiments.report.document import Report, figures
-from experiments.report.html import render_html
-from experiments.report.markdown import FIGURES, render_markdown
+from experiments.report.blocks import Report
 from experiments.report.overview import contract_section, environment, glance
 from experiments.report.runs import Run, find_runs, read_runs
 from experiments.report.sections import experiment_section, group
 from experiments.report.side_by_side import side_by_side
+from experiments.report.write import write_report
 
 TITLE = "Stage replay: what the cache's construction changes"
-MARKDOWN, PAGE = "report.md", "report.html"
 
 
 def build_report(runs: Sequence[Run]) -> Report:
@@ -40,18 +37,6 @@ def build_report(runs: Sequence[Run]) -> Report:
         environment(ordered),
     ]
     return Report(TITLE, tuple(section for section in sections if section is not None))
-
-
-def write_report(report: Report, out: Path) -> Path:
-    """Writes report.md, report.html and, for report.md, the drawings; returns the page's path."""
-    out.mkdir(parents=True, exist_ok=True)
-    for figure in figures(report.blocks):
-        if figure.svg is not None:
-            (out / FIGURES).mkdir(exist_ok=True)
-            write_whole(out / FIGURES / f"{figure.name}.svg", figure.svg)
-    write_whole(out / MARKDOWN, render_markdown(report))
-    write_whole(out / PAGE, render_html(report))
-    return out / PAGE
 
 
 @click.command(help=__doc__)

@@ -1,16 +1,11 @@
-"""The section on carriers: whose suffix follows a partial transplant, by layer and by part."""
+"""The blocks on carriers: whose suffix follows a partial transplant, by layer and by part."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments.harness.markdown import rate
-from experiments.report.document import Block, Figure, table
-from experiments.report.drawing import colour, figure
-from experiments.report.grids import box, plain
+from experiments.report.blocks import Block, Figure, table
 from experiments.report.runs import Run
-from experiments.report.values import scalar, words
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from experiments.report.svg import Plot, text_width
+from experiments.report.values import rate, scalar, words
 
 SIDES = ("donor", "recipient", "neither")
 NUMBERED = 14  # cells in a row of a map that still have room for a number
@@ -43,7 +38,7 @@ def carrier_blocks(run: Run, summary: dict[str, Any]) -> list[Block]:
             for number, direction in enumerate(directions)
         ),
         table(f"Whose suffix follows a partial transplant, {run.name}", header, lines),
-        table("Fewest layers that give the donor's suffix", ["range", "direction", "k, one a row"], ends),
+        table("Fewest layers that give the donor's suffix", ["range", "direction", "k, one per row"], ends),
     ]
 
 
@@ -55,27 +50,25 @@ def carrier_figure(name: str, direction: str, sites: dict[str, Any]) -> Figure:
         for pattern, label in MAP
     ]
 
-    def draw(axes: "Axes") -> None:
-        for y, (_, cells) in enumerate(grid):
-            for x, cell in enumerate(cells):
-                if cell and cell["rate"] is not None:
-                    box(axes, x, y, 1, 1, colour("first"), 0.06 + 0.6 * cell["rate"])
-                    if depth <= NUMBERED:
-                        axes.text(x + 0.5, y + 0.5, str(cell["count"]), ha="center", va="center", fontsize=9)
-        step = max(1, depth // 12)
-        axes.set_xticks([i + 0.5 for i in range(0, depth, step)], [str(i) for i in range(0, depth, step)])
-        axes.set_yticks([y + 0.5 for y in range(len(grid))], [label for label, _ in grid])
-        axes.set_xlabel("i")
-        plain(axes, depth, len(grid))
-
+    plot = Plot(26.0 * len(grid), 14 + max(text_width(label) for label, _ in grid))
+    x = plot.x_scale(0, max(depth, 1))
+    for row, (_, cells) in enumerate(grid):
+        for column, cell in enumerate(cells):
+            if cell and cell["rate"] is not None:
+                left, top = x(column), plot.y0 + 26 * row
+                plot.rect(left + 0.5, top + 0.5, x(1) - x(0) - 1, 25, "first", 0.06 + 0.6 * cell["rate"])
+                if depth <= NUMBERED:
+                    plot.text(left + (x(1) - x(0)) / 2, top + 17, str(cell["count"]), "middle", 11)
+    step = max(1, depth // 12)
+    plot.x_axis([(x(i + 0.5), str(i)) for i in range(0, depth, step)], "i")
+    plot.y_axis([(plot.y0 + 26 * (row + 0.5), label) for row, (label, _) in enumerate(grid)])
     lines = [[label, *(rate(cell) if cell else "" for cell in cells)] for label, cells in grid]
     most = {label: max((cell["count"] for cell in cells if cell), default=0) for label, cells in grid}
     told = ", ".join(f"{label} {count}" for label, count in most.items())
-    return figure(
+    return Figure(
         name,
-        2.5,
-        draw,
         f"{words(direction)}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more.",
         f"A map of layers against parts. Most rows that follow the donor: {told}.",
         table(f"Rows that follow the donor, {words(direction)}", ["part", *(str(i) for i in range(depth))], lines),
+        plot.svg(),
     )

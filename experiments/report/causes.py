@@ -1,16 +1,12 @@
-"""The section on causes: crossed kernels, chunked prefill, queries alone, distances to FP64, margins."""
+"""The blocks on causes: crossed kernels, chunked prefill, queries alone, distances to FP64, margins."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.causes.rules import ULPS
-from experiments.harness.markdown import number, rate
-from experiments.report.document import Block, Figure, Table, table
-from experiments.report.drawing import decades, figure, legend, line_look
+from experiments.report.blocks import Block, Figure, Table, table
+from experiments.report.plots import log_curves
 from experiments.report.runs import Run
-from experiments.report.values import scalar, words
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from experiments.report.values import number, rate, scalar, words
 
 FACTORS = ("attention", "linear")
 
@@ -44,7 +40,7 @@ def cells_table(run: Run, summary: dict[str, Any]) -> Table:
 
 
 def verdicts_table(run: Run, summary: dict[str, Any]) -> Table:
-    """The frozen rule's answer, per dtype and endpoint."""
+    """The frozen rule's verdict per dtype and endpoint."""
     header = ["dtype, endpoint", "rows differing, default", "rows differing, both invariant"]
     header += [f"{factor}: {what}" for factor in FACTORS for what in ("sufficient", "necessary", "differs alone")]
     lines = []
@@ -59,7 +55,7 @@ def verdicts_table(run: Run, summary: dict[str, Any]) -> Table:
 
 
 def alone_table(run: Run, summary: dict[str, Any]) -> Table:
-    """The kernels away from the model: how many of a call's queries have other bits when each comes alone."""
+    """How many queries of one attention call have other bits when run alone, on random inputs."""
     alone = summary.get("alone", {})
     operations = list(dict.fromkeys(name for found in alone.values() for name in found))
     lines = [
@@ -114,30 +110,25 @@ def margins_table(run: Run, summary: dict[str, Any]) -> Table:
 
 
 def chunks_figure(name: str, chunks: dict[str, dict[str, Any]]) -> Figure:
-    """Drift of prefill in calls of c tokens against incremental, one line a cell."""
+    """Drift of prefill in calls of c tokens against incremental, one line per cell."""
     sizes = list(dict.fromkeys(size for curve in chunks.values() for size in curve))
     values = {cell: [curve.get(size, {}).get("relative_l2_median") for size in sizes] for cell, curve in chunks.items()}
-    positive = [value for curve in values.values() for value in curve if value]
-    floor = min(positive) / 8 if positive else 1e-9
-
-    def draw(axes: "Axes") -> None:
-        for index, curve in enumerate(values.values()):
-            points = [(k, value or floor) for k, value in enumerate(curve) if value is not None]
-            axes.plot(*zip(*points), markersize=4, linewidth=1.4, **line_look(index))
-        decades(axes, floor, max(positive, default=1e-8), any(v == 0 for curve in values.values() for v in curve))
-        axes.set_xticks(range(len(sizes)), [words(size) for size in sizes], rotation=30)
-        axes.set_xlabel("tokens in one call of prefill")
-        axes.set_ylabel("relative L2, median")
-        legend(axes, list(values), [line_look(index) for index in range(len(values))])
-
-    lines = [[words(size), *(number(curve[k]) for curve in values.values())] for k, size in enumerate(sizes)]
+    exact = {cell: [curve.get(size) for size in sizes] for cell, curve in chunks.items()}
+    lines = [
+        [
+            words(size),
+            *(f"{number(values[cell][k])} ({c['exact_rows']}/{c['rows']} exact)" if (c := exact[cell][k]) else ""
+              for cell in values),
+        ]
+        for k, size in enumerate(sizes)
+    ]  # fmt: skip
     ends = "; ".join(f"{cell}: {number(curve[0])} to {number(curve[-1])}" for cell, curve in values.items())
-    return figure(
+    places = [(float(k), words(size)) for k, size in enumerate(sizes)]
+    return Figure(
         name,
-        3.1 + 0.2 * len(values),
-        draw,
-        "Prefill in chunks against incremental: relative L2 of the boundary cache, median; one token a call is the "
+        "Prefill in chunks against incremental: relative L2 of the boundary cache, median; one token per call is the "
         "incremental construction, and an invariant kernel stays exact.",
         f"Lines over chunk sizes. {ends}.",
-        table("Relative L2 by chunk size", ["tokens a call", *values], lines),
+        table("Relative L2 by chunk size", ["tokens per call", *values], lines),
+        log_curves(places, values, "tokens in one call of prefill", "relative L2, median", turn=30),
     )

@@ -2,7 +2,7 @@
 
 import html
 
-from experiments.report.document import (
+from experiments.report.blocks import (
     Alert,
     Block,
     Cell,
@@ -16,7 +16,6 @@ from experiments.report.document import (
     visible,
 )
 from experiments.report.style import STYLE
-from experiments.report.svg import inline
 
 # the page may load nothing at all: a second line of defence behind the escaping
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -119,15 +118,10 @@ def _folded(summary: str, content: str) -> str:
 
 
 def _figure(figure: Figure, within: str) -> str:
-    """The drawing, its caption, and its numbers on demand; without a drawing the numbers stand open."""
-    name = _text(figure.name)
-    if figure.svg is None:
-        return (
-            f'<figure id="figure-{name}">\n{_table(figure.data, within)}\n'
-            f"<figcaption>{_text(figure.caption)}</figcaption>\n</figure>"
-        )
-    drawing = inline(figure.svg, figure.name, _text(figure.alternative))
+    """The drawing, its caption, and its numbers on demand."""
+    label = f'<svg role="img" aria-label="{_text(figure.alternative)}"'
     return (
-        f'<figure id="figure-{name}">\n{drawing}\n<figcaption>{_text(figure.caption)}</figcaption>\n'
+        f'<figure id="figure-{_text(figure.name)}">\n{figure.svg.replace("<svg", label, 1)}\n'
+        f"<figcaption>{_text(figure.caption)}</figcaption>\n"
         f"{_folded('The numbers of this figure', _table(figure.data, within))}\n</figure>"
     )

@@ -8,15 +8,15 @@ from typing import Any
 from decode.contract import Contract
 from decode.state import State
 from experiments.harness.canonical import sha256_file
-from experiments.harness.markdown import rate
 from experiments.harness.rundir import INFORMATION, ROWS
-from experiments.report.document import Alert, Block, Cell, Paragraph, Section, Table, Verdict, table
-from experiments.report.grids import mask_figure, role_label, visibility_figure
+from experiments.report.blocks import Alert, Block, Cell, Paragraph, Section, Table, Verdict, table
+from experiments.report.grids import mask_figure, visibility_figure
 from experiments.report.runs import Run, pairs
 from experiments.report.tables import head
-from experiments.report.values import scalar, words
+from experiments.report.values import rate, scalar, words
 from minimodel.checkpoint import file_digests
 from minimodel.errors import InputError
+from minimodel.roles import ROLE_NAMES
 
 TEXT_SHOWN = 240
 
@@ -74,7 +74,7 @@ def _mixed(runs: Sequence[Run]) -> list[Block]:
         kinds = {str(run.manifest.get(key)) for run in runs}
         if len(kinds) > 1:
             text = f"These runs come from {len(kinds)} different {what}; bits of one need not be bits of another."
-            warnings.append(Alert(text, "Mind"))
+            warnings.append(Alert(text, "Note"))
     contracts: dict[str, set[str]] = {}
     for run in runs:
         first = {one["dtype"]: one for one in reversed(run.manifest["numeric"])}  # a run's own crossing is no mixture
@@ -83,7 +83,7 @@ def _mixed(runs: Sequence[Run]) -> list[Block]:
     several = [dtype for dtype, kinds in contracts.items() if len(kinds) > 1]
     if several:
         text = f"These runs hold several numeric contracts for {', '.join(several)}: see the environment below."
-        warnings.append(Alert(text, "Mind"))
+        warnings.append(Alert(text, "Note"))
     return warnings
 
 
@@ -147,7 +147,7 @@ def contract_section(runs: Sequence[Run]) -> Section | None:
     blocks: list[Block] = [visibility_figure("visibility", visibility)]
     try:
         name, found, texts = row_blocks(runs)
-        blocks += [mask_figure("mask", name, found, visibility), _texts(name, found, texts)]
+        blocks += [mask_figure("mask", found, visibility), _texts(name, found, texts)]
     except InputError as error:
         blocks.append(Paragraph(f"No row is drawn: {error}."))
     intro = Paragraph(
@@ -190,7 +190,7 @@ def _decoded(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], list[in
 
 def _texts(name: str, blocks: Sequence[tuple[int, int]], texts: Sequence[str]) -> Table:
     lines = [
-        [role_label(role), text if len(text) <= TEXT_SHOWN else text[:TEXT_SHOWN] + " ..."]
+        [words(ROLE_NAMES[role]), text if len(text) <= TEXT_SHOWN else text[:TEXT_SHOWN] + " ..."]
         for (role, _), text in zip(blocks, texts)
     ]
     return table(f"What row {name} says", ["block", "text"], lines)

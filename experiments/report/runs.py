@@ -1,4 +1,4 @@
-"""Run directories read back for the report: whatever is there, with what is wrong about it said aloud."""
+"""Run directories read back for the report, with a line for each fault."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,7 @@ class Run:
     """One run directory. `summary` is None while the run is unfinished; `anchor` is its identifier within a page."""
 
     path: Path
+    name: str  # as tables head their columns with it
     anchor: str
     manifest: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -30,10 +31,6 @@ class Run:
     def seconds(self) -> float:
         """Spent on the rows, all sessions together."""
         return float(sum(line.get("seconds", 0.0) for line in self.timing))
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
     @property
     def experiment(self) -> str:
@@ -60,17 +57,26 @@ class Run:
 
 @dataclass(frozen=True)
 class Pair:
-    """One comparison of two arms in one precision of a run: its summary, and its entry in each row that holds it."""
+    """One comparison of two arms in one precision of a run."""
 
     run: Run
     dtype: str
     summary: dict[str, Any]
-    comparisons: list[dict[str, Any]]
+    rows: list[tuple[str, dict[str, Any]]]  # (key, ledger row) of the rows that hold the comparison
+
+    @property
+    def name(self) -> str:
+        return str(self.summary["comparison"])
 
     @property
     def arms(self) -> tuple[str, str]:
-        left, right = self.summary["comparison"].split(":")
+        left, right = self.name.split(":")
         return left, right
+
+    @property
+    def comparisons(self) -> list[dict[str, Any]]:
+        """The comparison's entry in each row."""
+        return [row["comparisons"][self.name] for _, row in self.rows]
 
     @property
     def label(self) -> str:
@@ -100,7 +106,7 @@ def _read_run(path: Path, anchor: str) -> Run:
     run = read_run(path)
     if not isinstance(run.manifest.get("environment"), dict):
         raise refuse(f"{path / MANIFEST}: environment", "an object", run.manifest.get("environment"))
-    return Run(path, anchor, run.manifest, list(run.rows.values()), run.summary, _timing(path / TIMING))
+    return Run(path, path.name, anchor, run.manifest, list(run.rows.values()), run.summary, _timing(path / TIMING))
 
 
 def _timing(path: Path) -> list[dict[str, Any]]:
@@ -121,14 +127,14 @@ def _anchor(name: str, taken: list[str]) -> str:
 def pairs(run: Run) -> Iterator[Pair]:
     """Every compared pair of arms that the run's summary tells of."""
     if run.summary is not None:
-        yield from _pairs(run, run.summary, run.dtypes[0])
+        yield from _pairs(run, run.summary, next(iter(run.dtypes), ""))
 
 
 def _pairs(run: Run, block: dict[str, Any], dtype: str) -> Iterator[Pair]:
     if is_pair(block):
         name = block["comparison"]
         rows = [row for row in run.rows if row.get("dtype", dtype) == dtype and name in row["comparisons"]]
-        yield Pair(run, dtype, block, [row["comparisons"][name] for row in rows])
+        yield Pair(run, dtype, block, [(row_key(row), row) for row in rows])
     for inner_dtype, inner in block.get("precisions", {}).items():
         yield from _pairs(run, inner, inner_dtype)
 

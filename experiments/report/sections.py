@@ -1,22 +1,26 @@
-"""One section an experiment: what it asks, its gates, its endpoints in every run side by side, its drawings.
+"""What each experiment reports, as blocks: the page's section over all its runs, and report.md of one run.
 
-Known blocks of a summary get the paper's tables; what this code has never heard of is taken apart by its keys, so that
-a new experiment is reported whole on its first day.
+Known blocks of a summary get the paper's tables; unknown ones are taken apart by their keys, so that a new experiment
+is reported whole without a line here.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from experiments.harness.panel import shortfall
+from experiments.report.blocks import Alert, Block, Figure, Paragraph, Report, Section, Verdict
 from experiments.report.carriers import carrier_blocks
 from experiments.report.causes import causes_blocks
-from experiments.report.document import Alert, Block, Figure, Paragraph, Section, Verdict
+from experiments.report.cautions import cautions, head_blocks
 from experiments.report.grids import TRANSPLANTS, transplant_figure
+from experiments.report.markdown import render_markdown
 from experiments.report.plots import accuracy_figure, divergence_figure, drift_figure, rates_figure
 from experiments.report.runs import Pair, Run, pairs
 from experiments.report.tables import all_values, crossing_table, further_tables, gate_table, pair_tables
 from experiments.report.values import words
 
-# experiment: (title, what it asks); the order is that of the study
+# experiment: (title, question); the order is that of the study
 EXPERIMENTS: dict[str, tuple[str, str]] = {
     "matrix": (
         "Retained live cache against prefill",
@@ -60,39 +64,62 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def experiment_section(experiment: str, runs: Sequence[Run]) -> Section:
-    """Everything about one experiment."""
+    """The page's section on one experiment: its tables, and the drawings of its pairs and rows."""
     title, asks = EXPERIMENTS.get(experiment, (words(experiment), ""))
     finished = [run for run in runs if run.summary is not None]
     compared = [pair for run in finished for pair in pairs(run)]
     blocks: list[Block] = [Paragraph(asks)] if asks else []
     blocks += [Alert(fault) for run in runs for fault in run.faults()]
-    blocks += _shortfalls(finished)
-    blocks += _interpretations(finished)
-    blocks += further_tables(finished, lambda key: key in LEADING)
-    blocks += pair_tables(compared)
-    blocks += [crossing_table(run) for run in finished if (run.summary or {}).get("cross_precision")]
-    blocks += _drawings(experiment, compared, finished)
-    for run in finished:
-        blocks += BEYOND[experiment](run, run.summary or {}) if experiment in BEYOND else []
-    blocks += further_tables(finished, lambda key: key not in LEADING)
+    blocks += endpoint_blocks(experiment, finished, _drawings(experiment, compared, finished))
     blocks += [gate_table(finished)] if any((run.summary or {}).get("gates") for run in finished) else []
     blocks += [all_values(run) for run in finished]
     return Section(title, f"experiment-{_slug(experiment)}", tuple(blocks))
 
 
+def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Block] = ()) -> list[Block]:
+    """Everything that the summaries of finished `runs` say, one column per run, with the cautions that apply.
+
+    The drawings stand after the paper's tables.
+    """
+    compared = [pair for run in runs for pair in pairs(run)]
+    blocks: list[Block] = [*_shortfalls(runs), *_interpretations(runs)]
+    blocks += further_tables(runs, lambda key: key in LEADING)
+    blocks += pair_tables(compared)
+    blocks += [crossing_table(run) for run in runs if ((run.summary or {}).get("cross_precision") or {}).get("rows")]
+    blocks += cautions([run.summary or {} for run in runs])
+    blocks += drawings
+    for run in runs:
+        blocks += BEYOND[experiment](run, run.summary or {}) if experiment in BEYOND else []
+    return blocks + further_tables(runs, lambda key: key not in LEADING)
+
+
+def run_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
+    """report.md of one finished run: what it was made with, its gates, and the same tables as on the page."""
+    experiment = str(summary["experiment"])
+    run = Run(Path(), experiment, "run", manifest, [], summary, [])
+    blocks = [*head_blocks(manifest, summary), gate_table([run]), *endpoint_blocks(experiment, [run])]
+    return render_markdown(Report(f"{experiment}, {summary['dtype']}", tuple(blocks)), drawings=False)
+
+
 def _shortfalls(runs: Sequence[Run]) -> list[Block]:
     told = [(run, shortfall(run.summary["panel"])) for run in runs if run.summary and "panel" in run.summary]
-    return [Alert(f"{run.name}: {text}", "Mind") for run, text in told if text]
+    return [Alert(f"{run.name}: {text}", "Note") for run, text in told if text]
 
 
 def _interpretations(runs: Sequence[Run]) -> list[Block]:
-    labels = [(run, run.summary["interpretation"]) for run in runs if run.summary and "interpretation" in run.summary]
-    return [
-        Verdict(f"Frozen interpretation of {run.name}: {label}.")
-        if label
-        else Alert(f"{run.name}: a gate failed, so that no interpretation is given")
-        for run, label in labels
-    ]
+    found: list[Block] = []
+    for run in runs:
+        summary = run.summary or {}
+        if summary.get("own_checkpoint"):
+            text = (
+                "the checkpoint is the one that reached these prefixes, so this run replicates on no other checkpoint"
+            )
+            found.append(Alert(f"{run.name}: {text}.", "Note"))
+        if summary.get("interpretation"):
+            found.append(Verdict(f"Frozen interpretation of {run.name}: {summary['interpretation']}."))
+        elif "interpretation" in summary:
+            found.append(Alert(f"{run.name}: a gate failed, so that no interpretation is given"))
+    return found
 
 
 def _drawings(experiment: str, compared: Sequence[Pair], runs: Sequence[Run]) -> list[Block]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.harness.markdown import rate
-from experiments.report.document import Cell, Paragraph, Section, table
+from experiments.report.blocks import Cell, Paragraph, Section, table
 from experiments.report.runs import Run, pairs
 from experiments.report.tables import head
+from experiments.report.values import rate
 from minimodel.numerics import KERNELS
 
 DEFAULT, INVARIANT = "/".join(KERNELS["repeat_kv"]), "/".join(KERNELS["invariant"])

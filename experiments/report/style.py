@@ -1,6 +1,6 @@
 """The page's style sheet, and the palette that figures and page share."""
 
-# name: (light, dark). A drawing is made in the light colours; on the page each becomes the variable --NAME.
+# name: (light, dark); the style sheet has each as the variable --NAME
 PALETTE: dict[str, tuple[str, str]] = {
     "page": ("#fefefe", "#15181c"),
     "ink": ("#1b1f24", "#e7e9ec"),
@@ -14,16 +14,20 @@ PALETTE: dict[str, tuple[str, str]] = {
     "fail": ("#b3141d", "#ff9a94"),
 }
 SERIES = ("first", "second", "third", "fourth")
+ROLE_COLOURS = ("muted", "first", "third", "fourth", "second", "fail")  # by raw role: prompt, branches, merge, answer
 
 
 def _variables(index: int) -> str:
     return " ".join(f"--{name}: {pair[index]};" for name, pair in PALETTE.items())
 
 
-STYLE = f"""\
+VARIABLES = f"""\
 :root {{ color-scheme: light dark; {_variables(0)} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {_variables(1)} }} }}
 @media print {{ :root {{ color-scheme: light; {_variables(0)} }} }}
+"""
+STYLE = f"""\
+{VARIABLES}\
 * {{ box-sizing: border-box; }}
 body {{ margin: 0 auto; padding: 1rem; max-width: 72rem; background: var(--page); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: break-word; }}

@@ -1,12 +1,11 @@
-"""Tables out of summaries: known blocks in the paper's form, everything else taken apart by its keys."""
+"""Tables of summaries: known blocks in the paper's form, everything else taken apart by its keys."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.harness.markdown import pair_rows
-from experiments.report.document import Block, Cell, Link, Table, table
+from experiments.report.blocks import Block, Cell, Link, Table, table
 from experiments.report.runs import Pair, Run
-from experiments.report.values import change, describe, entries, leaves, words
+from experiments.report.values import change, describe, entries, leaves, number, rate, words
 
 HEAD = {"experiment", "dtype", "rows", "passed", "failed_rows", "gates"}
 PAIR = {
@@ -51,7 +50,7 @@ def _gate(count: dict[str, int] | None) -> str:
 
 
 def pair_tables(compared: Sequence[Pair]) -> list[Block]:
-    """One table for each pair of arms, one column a run and precision."""
+    """One table per pair of arms, one column per run and precision."""
     made: list[Block] = []
     for name in dict.fromkeys(pair.summary["comparison"] for pair in compared):
         mine = [pair for pair in compared if pair.summary["comparison"] == name]
@@ -62,6 +61,42 @@ def pair_tables(compared: Sequence[Pair]) -> list[Block]:
         caption = f"{words(right)} against {words(left)}".capitalize()
         made.append(table(caption, ["endpoint", *(head(pair.run, pair.dtype) for pair in mine)], lines))
     return made
+
+
+def pair_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The endpoints of one comparison as (name, value) rows; answers and accuracy where its arms are scored."""
+    divergence, drift, logits, n = (summary[key] for key in ("first_divergence", "cache", "logits", "compared_rows"))
+    return [
+        ("suffix disagreement", rate(summary["suffix_disagreement"])),
+        ("merge disagreement", rate(summary["merge_disagreement"])),
+        *(_scored_rows(summary) if "accuracy" in summary else []),
+        (
+            "first divergence, tokens after the boundary",
+            f"median {number(divergence['median'], 4)}, range {divergence['min']} to {divergence['max']}"
+            if divergence["median"] is not None
+            else "no row diverges",
+        ),
+        ("boundary cache bit-exact", f"{drift['exact_rows']}/{n}"),
+        ("boundary cache relative L2, median", number(drift["relative_l2_median"])),
+        ("boundary cache largest difference, median", number(drift["max_abs_median"])),
+        ("boundary logits bit-exact", f"{logits['exact_rows']}/{n}"),
+        ("boundary argmax equal", f"{summary['argmax_equal_rows']}/{n}"),
+    ]
+
+
+def _scored_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    left, right = summary["comparison"].split(":")
+    accuracy = summary["accuracy"]
+    return [
+        ("answer disagreement", rate(summary["answer_disagreement"])),
+        ("correctness disagreement", rate(summary["correctness_disagreement"])),
+        *((f"correct, {arm}", f"{accuracy[arm]['correct']}/{accuracy[arm]['n']}") for arm in (left, right)),
+        (f"accuracy, {right} - {left}", change(accuracy)),
+        (
+            f"only {left} / only {right} correct; McNemar p",
+            f"{accuracy['left_only']} / {accuracy['right_only']}; {accuracy['mcnemar_p']:.3g}",
+        ),
+    ]
 
 
 def crossing_table(run: Run) -> Table:
@@ -84,7 +119,7 @@ def crossing_table(run: Run) -> Table:
 
 
 def further_tables(runs: Sequence[Run], wanted: Callable[[str], bool]) -> list[Block]:
-    """The summary's other keys, as far as `wanted`: one table a container, one for all that stands alone."""
+    """The summary's other keys that are `wanted`: one table per container, one for all single values."""
     rest = [(run, {key: value for key, value in _rest(run.summary or {}).items() if wanted(key)}) for run in runs]
     keys = list(dict.fromkeys(key for _, values in rest for key in values))
     single = [key for key in keys if all(describe(values.get(key)) is not None for _, values in rest)]
@@ -105,7 +140,7 @@ def further_tables(runs: Sequence[Run], wanted: Callable[[str], bool]) -> list[B
 
 
 def records_table(caption: str, records: Sequence[dict[str, Any]]) -> Table:
-    """A list of objects: one row an object, one column a key."""
+    """A list of objects: one row per object, one column per key."""
     keys = list(dict.fromkeys(key for record in records for key in record))
     return table(
         caption, [words(key) for key in keys], [[_inner(record.get(key, "")) for key in keys] for record in records]

@@ -1,11 +1,40 @@
-"""summary.json as text: blocks that are known by their keys become one line each, everything else its leaves."""
+"""Values of summary.json as text: blocks known by their keys become one line each, everything else its leaves."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.harness.markdown import interval, number, rate
-
 LIST_SHOWN = 24
+# bootstrap_note of stats.intervals: what it means for the interval
+NO_INTERVAL = {
+    "degenerate": "no interval: every row has the same difference",
+    "too few": "no interval: fewer than two rows",
+}
+
+
+def rate(block: dict[str, Any]) -> str:
+    """'166/200 = 83.0 % [77.2, 87.6]' of a {count, n, rate, wilson_95} block."""
+    if block["rate"] is None:
+        return f"{block['count']}/{block['n']}"
+    low, high = block["wilson_95"]
+    return f"{block['count']}/{block['n']} = {100 * block['rate']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Significant digits, or 'none'."""
+    return "none" if value is None else f"{value:.{digits}g}"
+
+
+def change(block: dict[str, Any]) -> str:
+    """'+1.0 points, 95 % [-3.5, +5.5]' of a block with a paired difference; the reason where it has no interval.
+
+    A bootstrap over rows that all have the same difference is a point, no interval: it says nothing about other rows.
+    """
+    points, note, bounds = block["difference_points"], block.get("bootstrap_note"), block["bootstrap_95"]
+    if points is None:
+        return "no rows"
+    if note or bounds is None:
+        return f"{points:+.1f} points, {NO_INTERVAL.get(note or 'too few', note)}"
+    return f"{points:+.1f} points, 95 % [{', '.join(f'{bound:+.1f}' for bound in bounds)}]"
 
 
 def describe(value: Any) -> str | None:
@@ -30,13 +59,6 @@ def describe(value: Any) -> str | None:
     if keys == {"min", "max"}:
         return f"{scalar(value['min'])} to {scalar(value['max'])}"
     return None
-
-
-def change(block: dict[str, Any]) -> str:
-    """'+1.0 points, 95 % [-3.5, +5.5]' of a block with a paired difference."""
-    points, note = block["difference_points"], block.get("bootstrap_note")
-    text = "no rows" if points is None else f"{points:+.1f} points, 95 % {interval(block['bootstrap_95'])}"
-    return f"{text} ({note})" if note else text
 
 
 def scalar(value: Any) -> str:

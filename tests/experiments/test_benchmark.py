@@ -9,7 +9,6 @@ from click.testing import Result
 
 from experiments.benchmark.arms import COLUMNS
 from experiments.plan.estimates import COPIES
-from experiments.report.svg import available
 from tests.experiments.commands import write_tasks
 from tests.experiments.runs import call, one_line
 from tests.tiny import write_checkpoint
@@ -106,7 +105,7 @@ def test_growth_is_of_the_build(place: Path) -> None:
         assert totals[-1] == pytest.approx(sum(s * k for s, k in zip(steps, (24, 24, 24, 24, 4))))
         assert totals == sorted(totals)
     figures = sorted(path.name for path in (place / "done" / "figures").glob("*.svg"))
-    assert figures == (["growth-build.svg", "growth-cache.svg", "growth-step.svg"] if available() else [])
+    assert figures == ["growth-build.svg", "growth-cache.svg", "growth-step.svg"]
 
 
 def test_report_holds_the_tables(place: Path) -> None:

@@ -10,10 +10,11 @@ from cache import build_incremental, build_prefill, compare, transplant
 from decode.greedy import greedy_suffix
 from experiments.carrier.__main__ import DIRECTIONS, carrier_row, follows
 from experiments.carrier.sites import sites
-from experiments.carrier.tables import carrier_report, carrier_summary
+from experiments.carrier.tables import carrier_summary
 from experiments.harness.bank import Prefix
 from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
+from experiments.report.sections import run_report
 from minimodel.roles import ROLE_NAMES
 from tests.experiments.runs import ledger, one_line, open_finished, resumes, rewrite, run
 
@@ -109,7 +110,7 @@ def test_counts_and_the_smallest_layer_range_follow_the_rule():
     assert summary["smallest"]["first"][into_prefill] == [1, 3, 4]
     assert summary["smallest"]["last"][into_prefill] == [4, 4, 4]
     manifest = {"numeric": [], "environment": {}, "checkpoint": {}, "tasks_sha256": None}
-    assert "first_2" in carrier_report(manifest, summary)
+    assert "first 2" in run_report(manifest, summary)
 
 
 @pytest.fixture(scope="module")

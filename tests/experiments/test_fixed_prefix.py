@@ -68,7 +68,7 @@ def test_the_summary_counts_each_precision_and_the_crossing(finished):
     assert change["difference_points"] == pytest.approx(100 * (differ["fp32"] - differ["bf16"]) / ROWS)
     assert crossed["logits_disagreement"]["n"] == ROWS and 0 <= change["mcnemar_p"] <= 1
     report = (finished / "report.md").read_text()
-    assert "| incremental against prefill | bf16 | fp32 |" in report and "suffix disagreement" in report
+    assert "| endpoint | fixed_prefix, bf16 | fixed_prefix, fp32 |" in report and "suffix disagreement" in report
 
 
 def synthetic(dtype: str, differs: list[bool], prefix: int = 0) -> list[dict]:

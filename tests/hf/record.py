@@ -19,7 +19,6 @@ from decode.state import State
 from experiments.harness.arms import Arm, replica_exact
 from experiments.harness.exits import run_command
 from experiments.harness.manifest import build_manifest
-from experiments.harness.markdown import closing_line
 from experiments.harness.options import dtype_option
 from experiments.harness.progress import Progress
 from experiments.harness.rows import row_entry
@@ -27,7 +26,8 @@ from experiments.harness.runner import Plan, run_plan
 from experiments.harness.saving import Saving, saving_options
 from experiments.harness.tasks import Task, load_tasks, prompt_states
 from experiments.harness.trace import require_room
-from experiments.matrix import ARMS, GATES, PAIRS, matrix_report, matrix_summary
+from experiments.matrix import ARMS, GATES, PAIRS, matrix_summary
+from experiments.report.closing import closing_line
 from minimodel.checkpoint import open_checkpoint
 from minimodel.errors import refuse
 from minimodel.numerics import NumericContract
@@ -140,7 +140,6 @@ def build_plan(options: RecordOptions) -> Plan:
             reference, tasks[i], prompts[i], i, progress, saving, options.incremental
         ),
         summarise=lambda rows: matrix_summary(options.dtype, rows),
-        report=matrix_report,
         closing=lambda summary: [closing_line(summary)],
     )
 

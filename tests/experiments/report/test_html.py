@@ -3,7 +3,7 @@
 import itertools
 import re
 
-from experiments.report.document import (
+from experiments.report.blocks import (
     Alert,
     Figure,
     Link,
@@ -43,7 +43,7 @@ def test_hostile_text_is_text_in_every_kind_of_block():
     data = table(HOSTILE, ["a", Link(HOSTILE, "there")], [[HOSTILE, HOSTILE]])
     blocks = (
         *(Paragraph(HOSTILE), Alert(HOSTILE), Verdict(HOSTILE), data),
-        *(Figure("plain", HOSTILE, HOSTILE, data, None), Figure("drawn", HOSTILE, HOSTILE, data, "<svg></svg>")),
+        Figure("drawn", HOSTILE, HOSTILE, data, "<svg></svg>"),
         Table(HOSTILE, ("x",), ((HOSTILE,),), folded=True),
     )
     report = Report(HOSTILE, (Section(HOSTILE, "there", blocks),))

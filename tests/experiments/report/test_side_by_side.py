@@ -4,9 +4,9 @@ import statistics
 
 import pytest
 
-from experiments.harness.markdown import rate
 from experiments.report.runs import read_runs
 from experiments.report.side_by_side import side_by_side
+from experiments.report.values import rate
 from tests.experiments.runs import run
 
 COLUMNS = ["what", "run", "dtype", "cache bit-exact", "suffix", "chunk sizes exact", "cost a row"]

@@ -1,4 +1,5 @@
-"""What a report consists of, before it is Markdown or HTML. Every text here is plain: the renderers escape it."""
+"""The blocks that a report consists of, before they become text, Markdown or HTML. Every text is plain: the renderers
+escape it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Alert:
-    """What nobody may overlook: a failed gate, an unfinished run. `label` leads the text."""
+    """A failed gate, an unfinished run, or a caution under the label "Note". `label` leads the text."""
 
     text: str
     label: str = "Failed"
@@ -30,14 +31,14 @@ class Alert:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The good news, in one line."""
+    """One line that says that everything passed, or the frozen interpretation."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """`rows` under `header`; the first cell of a row names it. folded: shown on demand in HTML, not in Markdown."""
+    """`rows` under `header`; the first cell of each row names it. folded: shown on demand in HTML, not in Markdown."""
 
     caption: str
     header: tuple[Cell, ...]
@@ -45,21 +46,23 @@ class Table:
     folded: bool = False
 
     def __post_init__(self) -> None:
-        assert all(len(row) == len(self.header) for row in self.rows), f"{self.caption}: a row of another width"
+        assert all(len(row) == len(self.header) for row in self.rows), (
+            f"{self.caption}: a row has another number of cells than the header"
+        )
 
 
 @dataclass(frozen=True)
 class Figure:
     """A drawing with its text alternative, and the numbers it shows as a table.
 
-    svg: the drawing in the light palette, or None where matplotlib is missing; the table stands either way.
+    name: the drawing's file name. svg: as `svg.Drawing.svg` writes it.
     """
 
     name: str
     caption: str
     alternative: str
     data: Table
-    svg: str | None
+    svg: str
 
 
 @dataclass(frozen=True)

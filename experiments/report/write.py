@@ -1,0 +1,22 @@
+"""A report on disk: Markdown with its drawings beside it, and the page."""
+
+from pathlib import Path
+
+from experiments.harness.ledger import write_whole
+from experiments.report.blocks import Report, figures
+from experiments.report.html import render_html
+from experiments.report.markdown import FIGURES, render_markdown
+from experiments.report.svg import standalone
+
+MARKDOWN, PAGE = "report.md", "report.html"
+
+
+def write_report(report: Report, out: Path) -> Path:
+    """Writes report.md, its drawings under figures/, and report.html; returns the page's path."""
+    out.mkdir(parents=True, exist_ok=True)
+    for figure in figures(report.blocks):
+        (out / FIGURES).mkdir(exist_ok=True)
+        write_whole(out / FIGURES / f"{figure.name}.svg", standalone(figure.svg))
+    write_whole(out / MARKDOWN, render_markdown(report))
+    write_whole(out / PAGE, render_html(report))
+    return out / PAGE
