@@ -7,6 +7,7 @@ import torch
 
 from cache.boundary import Boundary
 from cache.isolation import disjoint
+from decode.greedy import RowFailure
 from minimodel.errors import InputError, refuse
 from minimodel.numbers import same_bits
 
@@ -26,7 +27,7 @@ def transplant(
 
     layers, positions, heads: indices of decoder layers, token slots, key/value heads; None means all. tensors: "kv",
     "k" or "v". State, functional record and boundary logits remain the recipient's (paper, section 3.6). InputError
-    when the two do not hold the same prefix in the same geometry.
+    when the two do not hold the same prefix in the same geometry, RowFailure when it entered the decoder otherwise.
     """
     if tensors not in TENSORS:
         raise refuse("transplant tensors", "kv, k or v", tensors)
@@ -78,8 +79,10 @@ def _indices(chosen: Iterable[int] | None, count: int, name: str) -> set[int]:
 
 
 def _require_same_geometry(recipient: Boundary, donor: Boundary) -> None:
-    if recipient.state.tokens != donor.state.tokens or recipient.record.sha256() != donor.record.sha256():
-        raise InputError("transplant: expected donor and recipient with one functional state, found two")
+    if recipient.state.tokens != donor.state.tokens:
+        raise InputError("transplant: expected donor and recipient of one prefix, found two")
+    if recipient.record.sha256() != donor.record.sha256():
+        raise RowFailure("transplant: expected one functional state, found other roles, positions or mask rows entered")
     if recipient.cache.layers != donor.cache.layers:
         raise InputError(
             f"transplant: expected equal layer counts, found {recipient.cache.layers} and {donor.cache.layers}"

@@ -167,9 +167,9 @@ def test_another_prefix_record_or_geometry_is_refused(three: Three, contract: Co
     tokens = list(three.live.state.tokens)
     tokens[1] = tokens[1] + 1
     other = build_prefill(three.model, State.from_tokens(contract, tokens))
-    with refused("one functional state"):
+    with refused("one prefix"):
         transplant(three.prefill, other)
-    with refused("one functional state"):
+    with pytest.raises(RowFailure, match="one functional state"):
         transplant(three.prefill, replace(three.incremental, record=replace_record(three.incremental)))
     roomy = replace(three.incremental, cache=three.incremental.cache.copy(500))
     with refused("layer 0 key", "stride"):
