@@ -33,7 +33,7 @@ def test_a_gate_that_fails_ends_the_run_with_code_3(inputs, tmp_path):
         assert done.returncode == 3, done.stderr
         assert (tmp_path / f"p{preflight}/rows.jsonl").read_bytes().count(b"\n") == rows
     assert "gates FAILED on 5 rows" in done.stdout
-    assert "GATES FAILED" in (tmp_path / "p0/report.md").read_text()
+    assert "gates failed on 5 of 5 rows" in (tmp_path / "p0/report.md").read_text()
 
 
 def test_copies_that_disagree_fail_the_row_closed(inputs, tmp_path):
