@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cache.boundary import Boundary
 from cache.kv import KVCache
-from decode.greedy import generate, require_equal_copies
+from decode.greedy import RowFailure, generate, require_equal_copies
 from decode.record import FunctionalRecord
 from decode.state import State
 from decode.stepper import Stepper, make_ready
@@ -22,6 +22,11 @@ COPIES = 2  # the paper's physical batch: two duplicates of one problem
 @torch.inference_mode()
 def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
     """The boundary that ordinary greedy generation from a prompt block reaches, with the cache that it filled.
+
+    The storage that decoding filled has room for the longest prefix; the boundary owns a compact copy, compared bit for
+    bit with it before it is let go. A continuation decodes on one more copy with room for the suffix, so that the
+    boundary can be digested, compared, saved or transplanted after any arm. Nothing is lost against continuing in
+    place: copies have the same bits, and attention gives the same bits whatever the capacity behind its views.
 
     The prompt, too, is consumed one token at a time: the paper finds live and incremental caches equal in every bit on
     all layers, which holds only if no part of the live path was a call of several tokens.
@@ -91,8 +96,12 @@ def _boundary_state(model: Decoder, state: State) -> State:
 
 
 def _from_stepper(name: str, state: State, stepper: Stepper, hidden: Tensor, observe: Observe | None) -> Boundary:
-    assert isinstance(stepper.cache, KVCache)
-    return _finish(name, stepper.model, state, stepper.cache.copy(), stepper.record, hidden, observe)
+    filled = stepper.cache
+    assert isinstance(filled, KVCache)
+    compact = filled if filled.capacity == len(filled) else filled.copy()
+    if not compact.equals(filled):
+        raise RowFailure(f"{name}: expected a compact cache with the bits that decoding left, found others")
+    return _finish(name, stepper.model, state, compact, stepper.record, hidden, observe)
 
 
 def _finish(

@@ -1,17 +1,20 @@
 """The three constructions: which are equal bit for bit, what one wrong thing does, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from cache import KVCache, build_incremental, build_live, build_prefill, compare
 from cache.isolation import disjoint
-from decode import Contract, RowFailure, State
+from decode import Contract, RowFailure, State, greedy_suffix
+from decode.greedy import generate
 from decode.stepper import Stepper
-from minimodel import Decoder
+from minimodel import Decoder, load_model
 from minimodel.numbers import same_bits
 from minimodel.roles import attention_mask
 from tests.cache.boundaries import equal
-from tests.conftest import Three, build_three
+from tests.conftest import Three, build_three, numeric
 from tests.helpers import flip_bit, refused
 
 
@@ -64,6 +67,46 @@ def test_live_is_the_contracts_own_generation(three: Three, contract: Contract, 
     assert state.tokens[: len(prompt)] == prompt.tokens and state.tokens[-1] == contract.open_ids[4]
     assert len(three.live.margins) == len(state) - len(prompt)
     assert len(three.live.cache) == len(state) == three.live.cache.capacity
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("kernels", ["repeat_kv", "packed_gqa", "eager/plain", "sdpa_fp32/plain", "invariant"])
+def test_continuing_the_retained_storage_in_place_is_continuing_its_copy(
+    tiny_directory: Path, prompt: State, kernels: str, dtype: str
+) -> None:
+    """Live decoding that simply goes on, to the end of the answer, on the storage that it filled."""
+    model = load_model(tiny_directory, numeric(dtype, kernels=kernels))
+    contract, live = prompt.contract, build_live(model, prompt)
+    suffix, end = greedy_suffix(model, live), len(live.state)
+    capacity = contract.prefix_limit(len(prompt)) + contract.suffix_limit()
+    retained = KVCache.for_model(model, 2, capacity)
+    stepper = Stepper(model, retained, 2, capacity)
+    with torch.inference_mode():
+        for token, role in zip(prompt.tokens, prompt.roles):
+            stepper.feed(token, role)
+        out, _ = generate(stepper, contract, prompt.structure, None, lambda structure: structure.done)
+    assert out.tokens == live.state.tokens[len(prompt) :] + suffix.tokens
+    assert (out.margins, stepper.record.sha256()) == (live.margins + suffix.margins, suffix.functional_sha256)
+    kept = zip(retained.tensors(), live.cache.tensors())
+    assert all(same_bits(whole[:, :, :end], own) for (_, _, whole), (_, _, own) in kept)
+
+
+def test_a_compact_copy_of_other_bits_fails_the_row(
+    bf16: Decoder, prompt: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, roomy = KVCache.copy, KVCache.for_model
+
+    def spoiled(cache: KVCache, capacity: int | None = None) -> KVCache:
+        copy = real(cache, capacity)
+        for row in range(copy.batch):
+            flip_bit(copy.keys(2), (row, 0, 7, 1))
+        return copy
+
+    monkeypatch.setattr(KVCache, "for_model", lambda model, copies, capacity: roomy(model, copies, capacity + 1))
+    assert build_live(bf16, prompt).cache.capacity == len(build_live(bf16, prompt).state), "compact all the same"
+    monkeypatch.setattr(KVCache, "copy", spoiled)
+    with pytest.raises(RowFailure, match="compact cache"):
+        build_live(bf16, prompt)
 
 
 def test_the_same_construction_twice_is_the_same_bits_in_other_memory(three: Three, prompt: State) -> None:
