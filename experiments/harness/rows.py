@@ -12,8 +12,8 @@ from decode.state import State, token_digest
 from experiments.harness.arms import Arm, copies_synchronised, functional_state_holds, storage_disjoint
 from experiments.harness.tasks import RowName, Task
 from minimodel.roles import MERGE
+from stats.answers.score import score
 from stats.endpoints import first_divergence
-from stats.scoring import score
 
 
 def prefix_entry(state: State) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stats.answers.score import extract_answer
 from stats.intervals import mcnemar_exact
-from stats.scoring import extract_answer
 from tests.faults.conftest import CAPS, SMALL, Small
 from tests.helpers import random_tensor
 from tests.tiny import write_checkpoint
