@@ -12,6 +12,7 @@ from cache import Boundary, build_incremental, build_live, build_prefill
 from cache.digest import cache_sha256, tensor_sha256
 from decode import Contract, State
 from minimodel import Decoder, NumericContract, load_model
+from tests.helpers import THREADS
 from tests.tiny import TASK, write_checkpoint
 
 # no deadline: a shared machine may stall any example; derandomised: a failure is there on every run, or on none
@@ -28,8 +29,8 @@ def quiet_process() -> None:
 
 
 def numeric(dtype: str, **options: object) -> NumericContract:
-    """A numeric contract of one thread, which is enough for tiny models and kind to the machine."""
-    return NumericContract(dtype=dtype, **{"threads": 1, **options})
+    """Returns a numeric contract of the suite's thread count (see `tests.helpers.THREADS`) unless one is given."""
+    return NumericContract(dtype=dtype, **{"threads": THREADS, **options})
 
 
 @pytest.fixture(scope="session")

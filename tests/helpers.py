@@ -1,6 +1,7 @@
 """Small tools that tests of several rooms share."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from minimodel.errors import InputError
 from minimodel.numbers import bits
+
+# threads of the decoders in this process: one is enough for tiny models; TEST_THREADS=3 runs the same tests under three
+THREADS = int(os.environ.get("TEST_THREADS", "1"))
 
 
 @contextmanager

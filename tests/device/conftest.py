@@ -16,6 +16,7 @@ from experiments.harness.options import DEMO
 from experiments.harness.tasks import load_tasks
 from minimodel.numerics import NumericContract
 from tests.experiments.commands import write_tasks
+from tests.helpers import THREADS
 from tests.tiny import write_checkpoint
 
 NO_GPU = "no CUDA device is present (torch.cuda.is_available() is false)"
@@ -33,8 +34,8 @@ class UnderTest:
     content: tuple[int, ...]  # tokens of each block in the parity requests
 
     def numeric(self, dtype: str, kernels: str) -> NumericContract:
-        """The contract of one thread on this device."""
-        return NumericContract(dtype, self.device, kernels, threads=1)
+        """Returns the numeric contract of the suite's thread count on this device."""
+        return NumericContract(dtype, self.device, kernels, threads=THREADS)
 
     def prompt(self) -> State:
         """The prompt of the first task."""

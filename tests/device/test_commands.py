@@ -9,6 +9,7 @@ import pytest
 from experiments.benchmark.arms import COLUMNS
 from tests.device.conftest import UnderTest
 from tests.experiments.runs import call, ledger, summary_of
+from tests.helpers import THREADS
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def root(here: UnderTest, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(here: UnderTest, root: Path, name: str, *more: object) -> None:
     """Runs one command to its end with exit code 0; its output goes under root/runs."""
-    given = ["--checkpoint", here.checkpoint, "--device", here.device, "--threads", 1, "--quiet"]
+    given = ["--checkpoint", here.checkpoint, "--device", here.device, "--threads", THREADS, "--quiet"]
     done = call(name, *given, *more, cwd=root)
     assert done.exit_code == 0, (done.output, done.stderr)
 

@@ -8,6 +8,7 @@ from minimodel.decoder import Decoder
 from minimodel.load import load_model
 from minimodel.numerics import DTYPES, NumericContract
 from tests.experiments.commands import write_tasks
+from tests.helpers import THREADS
 from tests.hf import versions
 from tests.hf.inputs import CONTENT, CONTRACT, WIDE, Request, six_blocks
 from tests.hf.reference import Reference
@@ -21,7 +22,7 @@ ROWS = 2
 SHORT = {"caps": {"branch": 24, "merge": 20, "answer": 6}}
 
 
-def numeric(dtype: str, kernel: str = "", threads: int = 1) -> NumericContract:
+def numeric(dtype: str, kernel: str = "", threads: int = THREADS) -> NumericContract:
     """The contract of a comparison with the installed release: its own kernel unless another is named."""
     return NumericContract(dtype, attention=kernel or versions.matching_kernel(), threads=threads)
 

@@ -24,6 +24,7 @@ from experiments.harness.trace import SCHEMA as TRACE
 from minimodel.load import load_model
 from minimodel.numbers import same_bits
 from tests.experiments.commands import ROOT
+from tests.helpers import THREADS
 from tests.hf import record, versions
 from tests.hf.conftest import ROWS, numeric
 
@@ -37,7 +38,7 @@ def call(main: click.Command, *arguments: object) -> Result:
 
 def inputs(study: Path, dtype: str, out: str, *more: object) -> list[object]:
     files = ["--checkpoint", study / "checkpoint", "--tasks", study / "tasks.jsonl", "--out", study / f"{out}-{dtype}"]
-    return ["--dtype", dtype, *files, "--threads", 1, "--quiet", *more]
+    return ["--dtype", dtype, *files, "--threads", THREADS, "--quiet", *more]
 
 
 SAVED = ("--save-boundaries", "--trace", "t001")
@@ -119,7 +120,7 @@ def test_manifest_names_transformers_and_every_setting(theirs: Path, ours: Path,
     assert settings["attention"] == f"{record.SOURCE} sdpa"
     differing = {key for key in expected if expected[key] != settings.get(key)}
     assert differing == {"attention", "linear"} and set(settings) == set(expected)
-    assert settings["threads"] == 1 and settings["dtype"] == dtype
+    assert settings["threads"] == THREADS and settings["dtype"] == dtype
     assert other["source"] == record.SOURCE and other["environment"]["transformers"] == versions.INSTALLED
     for key in ("checkpoint", "tasks_sha256", "row_order", "caps", "visibility", "role_offset"):
         assert mine[key] == other[key], key
