@@ -152,14 +152,3 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     shutil.copytree(path, torn)
     (torn / "rows.jsonl").write_bytes((torn / "rows.jsonl").read_bytes()[:-5])
     assert "expected a finished run" in one_line(call("audit", torn, FIXED, cwd=study))
-
-
-@pytest.mark.slow
-def test_the_demo_end_to_end(tmp_path):
-    from tests.experiments.commands import command
-
-    steps = (("matrix", ["--dtype", "bf16", "--limit", "4"]), ("fixed_prefix", ["--dtype", "bf16"]))
-    for name, more in (*steps, ("audit", [MATRIX, "runs/fixed_prefix-bf16"])):
-        done = command(f"experiments.{name}", *more, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "audit bf16: 4/4 rows agree; the runs agree"

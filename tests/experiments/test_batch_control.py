@@ -115,12 +115,3 @@ def test_a_pair_that_is_not_its_replica_fails_its_gate(study, tmp_path, monkeypa
 def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
     cut = ("experiments.batch_control", "generate_whole", 7)
     resumes(study, "batch_control", tmp_path / "run", finished, cut, *BF16)
-
-
-@pytest.mark.slow
-def test_the_demo_end_to_end(tmp_path):
-    from tests.experiments.commands import command
-
-    done = command("experiments.batch_control", *BF16, "--limit", 3, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "runs/batch_control-bf16/summary.json").read_text())["rows"] == 3

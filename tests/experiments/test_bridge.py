@@ -111,14 +111,3 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     done = call("bridge", *options, "--out", tmp_path / "out", cwd=study)
     assert "task t001: expected the prompt that its prefix begins with, found another" in one_line(done)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_the_demo_end_to_end(tmp_path):
-    from tests.experiments.commands import command
-
-    for name, more in (("matrix", ["--limit", "4"]), ("bridge", [])):
-        done = command(f"experiments.{name}", *BF16, *more, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "runs/bridge-bf16/summary.json").read_text())
-    assert summary["passed"] and summary["identity"]["all"]["count"] == 4

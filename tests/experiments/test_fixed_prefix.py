@@ -191,14 +191,3 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     stopped = one_line(call("fixed_prefix", *inputs(study, "--source", unfinished), cwd=study))
     assert f"expected a finished run, found {ROWS - 1} of {ROWS} rows; make it with" in stopped
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_the_demo_end_to_end(tmp_path):
-    from tests.experiments.commands import command
-
-    for name, more in (("matrix", ["--dtype", "bf16", "--limit", "4"]), ("fixed_prefix", [])):
-        done = command(f"experiments.{name}", *more, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "runs/fixed_prefix-bf16-fp32/summary.json").read_text())
-    assert summary["passed"] and summary["rows"] == 8 and summary["cross_precision"]["prefix_identity"]["count"] == 4

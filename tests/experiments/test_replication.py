@@ -133,14 +133,3 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     done = call("replication", *BF16, "--checkpoint", other, "--out", tmp_path / "out", "--quiet", cwd=study)
     assert "tokenizer.json: SHA-256, as the run in runs/matrix-bf16 had it: expected" in one_line(done)
     assert not (tmp_path / "out").exists() and len(ledger(study / "runs/matrix-bf16")) == ROWS
-
-
-@pytest.mark.slow
-def test_the_demo_end_to_end(tmp_path):
-    from tests.experiments.commands import command
-
-    for name, more in (("matrix", ["--limit", "4"]), ("replication", [])):
-        done = command(f"experiments.{name}", *BF16, *more, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "runs/replication-bf16/summary.json").read_text())
-    assert summary["passed"] and summary["rows"] == 4 and summary["interpretation"]

@@ -106,3 +106,18 @@ def test_a_study_from_nothing_interrupted_and_resumed(study, tmp_path):
     )
     summaries = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/summary.json")]
     assert len(summaries) == len(titles) - 1 and all(one["passed"] for one in summaries)
+
+
+@pytest.mark.slow
+def test_the_demo_end_to_end(tmp_path):
+    """Every experiment on the bundled demo, from nothing: what each one is for holds there on any machine."""
+    done = command("experiments.study", "--limit", 3, "--quiet", "--out", tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/summary.json")}
+    assert {title.split("-")[0] for title in found} >= set(ORDER) - {"carrier"}, "carrier runs where a row diverges"
+    assert all(one["passed"] for one in found.values())
+    assert found["fixed_prefix-bf16-fp32"]["cross_precision"]["prefix_identity"]["count"] == 3
+    assert found["bridge-bf16"]["identity"]["all"]["count"] == 3
+    recovery = found["transplant-bf16"]["endpoints"]["bidirectional_donor_recovery"]
+    assert recovery["count"] == recovery["n"]
+    assert found["replication-bf16"]["interpretation"] and found["batch_control-bf16"]["rows"] == 3

@@ -175,16 +175,3 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
         call("transplant", *BF16, *inputs(study, tasks=False), "--source", study / "runs/matrix-bf16", cwd=study)
     )
     assert "experiment: expected fixed_prefix, found 'matrix'" in matrix
-
-
-@pytest.mark.slow
-def test_the_demo_end_to_end(tmp_path):
-    from tests.experiments.commands import command
-
-    steps = (("matrix", [*BF16, "--limit", "4"]), ("fixed_prefix", ["--dtype", "bf16"]))
-    for name, more in (*steps, ("transplant", [*BF16, "--source", "runs/fixed_prefix-bf16"])):
-        done = command(f"experiments.{name}", *more, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "runs/transplant-bf16/summary.json").read_text())
-    recovery = summary["endpoints"]["bidirectional_donor_recovery"]
-    assert summary["passed"] and recovery["count"] == recovery["n"]
