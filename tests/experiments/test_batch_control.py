@@ -11,7 +11,7 @@ import experiments.harness.whole as whole
 from cache.build import build_live
 from decode.greedy import greedy_suffix
 from stats.panels import length_spread
-from tests.experiments.runs import ROWS, ledger, open_finished, resumes, run
+from tests.experiments.runs import ROWS, ledger, open_finished, run
 
 BF16 = ("--dtype", "bf16")
 
@@ -110,8 +110,3 @@ def test_a_pair_that_is_not_its_replica_fails_its_gate(study, tmp_path, monkeypa
     (row,) = ledger(tmp_path / "run")
     assert [gate for gate, passed in row["gates"].items() if not passed] == ["replica_pair"]
     assert row["comparisons"]["pair:pair_replica"]["logprobs"]["first_divergence"] == 1
-
-
-def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
-    cut = ("experiments.batch_control", "generate_whole", 7)
-    resumes(study, "batch_control", tmp_path / "run", finished, cut, *BF16)

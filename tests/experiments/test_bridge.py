@@ -10,7 +10,7 @@ import experiments.bridge as bridge
 from experiments.harness.bank import open_bank
 from minimodel.numbers import bits
 from stats.panels import length_spread
-from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, resumes, rewrite, run
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
 
 BF16 = ("--dtype", "bf16")
 
@@ -67,10 +67,6 @@ def test_the_panel_is_frozen_before_decoding_and_blind_to_outcomes(study, finish
             arm["correct"], arm["answer"], arm["suffix"] = not arm["correct"], [], [1, 2, 3]
     rewrite(source, altered)
     assert bridge.select(open_bank(source)) == bridge.select(bank)
-
-
-def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
-    resumes(study, "bridge", tmp_path / "run", finished, ("experiments.bridge", "build_live", 3), *BF16)
 
 
 def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_a_replica_with_one_is_a_gate(

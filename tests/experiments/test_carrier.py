@@ -16,7 +16,7 @@ from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
 from experiments.report.sections import run_report
 from minimodel.roles import ROLE_NAMES
-from tests.experiments.runs import ledger, one_line, open_finished, resumes, rewrite, run
+from tests.experiments.runs import ledger, one_line, open_finished, rewrite, run
 
 FP32 = ("--dtype", "fp32")
 BF16 = ("--dtype", "bf16")
@@ -149,8 +149,3 @@ def test_a_source_without_a_divergent_row_is_refused_in_one_line(study, tmp_path
     rewrite(tmp_path / "source", rows)
     done = run(study, "carrier", tmp_path / "run", *BF16, "--source", tmp_path / "source", tasks=False, expected=2)
     assert "expected at least one BF16 row with divergent suffixes, found none" in one_line(done)
-
-
-def test_an_interrupted_run_resumes_to_the_same_bytes(study, tmp_path, finished):
-    cut = ("experiments.carrier.__main__", "carrier_row", 1)
-    resumes(study, "carrier", tmp_path / "run", finished, cut, *BF16, tasks=False)

@@ -6,7 +6,7 @@ import experiments.causes.__main__ as causes
 from cache.drift import CacheDrift, compare
 from experiments.causes.cells import FACTORS
 from minimodel.numerics import KERNELS
-from tests.experiments.runs import call, inputs, ledger, open_finished, resumes, run
+from tests.experiments.runs import call, inputs, ledger, open_finished, run
 
 BF16 = ("--dtype", "bf16", "--rows", 2)
 
@@ -67,10 +67,6 @@ def test_a_kernel_wrongly_called_invariant_fails_its_gate(study, tmp_path, monke
     run(study, "causes", tmp_path / "run", *BF16, "--limit", 1, expected=3)
     failed = {row["cell"] for row in ledger(tmp_path / "run") if not row["gates"]["invariant_exact"]}
     assert "bf16/repeat_kv/plain" in failed and all("/repeat_kv/" in name for name in failed)
-
-
-def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
-    resumes(study, "causes", tmp_path / "run", finished, ("experiments.causes.__main__", "causes_row", 3), *BF16)
 
 
 def test_named_cells_alone_are_run_and_decide_nothing(study, finished, tmp_path):

@@ -84,30 +84,20 @@ def wait_for_rows(path: Path, count: int) -> None:
         time.sleep(0.005)
 
 
-def test_a_run_killed_in_the_middle_ends_with_the_same_bytes(inputs, finished, tmp_path):
-    process = start("experiments.matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
-    wait_for_rows(tmp_path / "run/rows.jsonl", 2)
-    process.kill()
-    process.communicate()
-    left = (tmp_path / "run/rows.jsonl").read_bytes()
-    assert left.count(b"\n") < ROWS, "the kill came too late to show anything"
-    (tmp_path / "run/rows.jsonl").write_bytes(left + b'{"row":"t0')  # as a kill inside the write would leave it
-    done = command("experiments.matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "dropped a torn last line of 10 bytes" in done.stderr
-    assert (tmp_path / "run/rows.jsonl").read_bytes() == (finished / "rows.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_exits_130_and_prints_the_command_that_resumes(inputs, tmp_path, number):
+def test_an_interrupted_run_prints_the_command_that_resumes_and_ends_in_the_same_bytes(inputs, finished, tmp_path):
+    """In processes of their own; every other signal and moment is tried on forked ones (tests/faults/test_kills.py)."""
     process = start("experiments.matrix", *arguments(inputs, "--out", "run", "--fresh"), cwd=tmp_path)
-    wait_for_rows(tmp_path / "run/rows.jsonl", 1)
-    process.send_signal(number)
+    wait_for_rows(tmp_path / "run/rows.jsonl", 2)
+    process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     resume = next(line for line in stderr.splitlines() if line.startswith("resume with: python -m experiments.matrix "))
     assert "--fresh" not in resume and "--out run" in resume
-    assert (tmp_path / "run/rows.jsonl").read_bytes().endswith(b"\n")
+    left = (tmp_path / "run/rows.jsonl").read_bytes()
+    assert left.endswith(b"\n") and left.count(b"\n") < ROWS, "the interruption came too late to show anything"
+    done = command("experiments.matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run/rows.jsonl").read_bytes() == (finished / "rows.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(

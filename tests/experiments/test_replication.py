@@ -16,7 +16,7 @@ from stats.donors import (
     UNDERPOWERED,
 )
 from stats.panels import length_spread
-from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, resumes, run
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, run
 
 BF16 = ("--dtype", "bf16")
 LATER = {"tasks": False, "checkpoint": "later"}
@@ -115,11 +115,6 @@ def test_the_papers_intervals():
         for name in ("baseline_divergence", "bidirectional_donor_recovery", "exact_control_novel_trajectory")
     ]
     assert shown == [[77.8, 95.5], [91.8, 100.0], [0.0, 43.4]]
-
-
-def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
-    cut = ("experiments.harness.six_arms", "build_incremental", 3)
-    resumes(study, "replication", tmp_path / "run", finished, cut, *BF16, **LATER)
 
 
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):

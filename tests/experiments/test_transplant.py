@@ -11,7 +11,7 @@ import experiments.harness.six_arms as six_arms
 import experiments.transplant as transplant
 from cache.transplant import transplant as take
 from experiments.harness.bank import Bank, Prefix
-from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, resumes, rewrite, run
+from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
 
 BF16 = ("--dtype", "bf16")
 
@@ -160,11 +160,6 @@ def test_a_stratum_that_is_not_reproduced_fails_its_gate(study, tmp_path):
     assert "gates FAILED on 1 rows" in done.stdout
     (failed,) = [row for row in ledger(tmp_path / "run") if not row["passed"]]
     assert failed["row"] == wrong["row"] and not failed["gates"]["stratum_reproduced"]
-
-
-def test_an_interrupted_run_resumes_to_the_same_bytes(study, finished, tmp_path):
-    cut = ("experiments.harness.six_arms", "build_incremental", 3)
-    resumes(study, "transplant", tmp_path / "run", finished, cut, *BF16, tasks=False)
 
 
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):

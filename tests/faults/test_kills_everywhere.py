@@ -1,6 +1,5 @@
 """Every experiment is killed at random moments and ends in the bytes of its own undisturbed run."""
 
-import importlib
 import os
 import random
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.runs import inputs, write_study
+from tests.experiments.runs import command_module, inputs, write_study
 from tests.faults.forked import CRASHED, Ended, in_child, send_at_call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +48,7 @@ class Job:
             sys.argv = [self.name, *arguments]
             if before is not None:
                 before()
-            importlib.import_module(f"experiments.{self.name}").main(args=arguments, prog_name=self.name)
+            command_module(f"experiments.{self.name}").main(args=arguments, prog_name=self.name)
             return CRASHED  # a command ends by sys.exit, always
 
         return in_child(body, out.parent)

@@ -1,6 +1,5 @@
 """Rows shared out over ranks: the bytes of a single process, whatever number of ranks, whatever dies."""
 
-import importlib
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ import torch
 import experiments.matrix as matrix_module
 from tests.experiments.harness.jobs import run_job
 from tests.experiments.harness.sharded import die_at, forbid, require_same, sharded, stop_at_row, there
-from tests.experiments.runs import inputs, run
+from tests.experiments.runs import command_module, inputs, run
 from tests.faults.conftest import Small
 from tests.faults.forked import CRASHED
 
@@ -134,7 +133,7 @@ def rank_of(study: Path, name: str, out: Path, *more: object, **options: Any) ->
         arguments = list(map(str, inputs(study, "--out", out, *more, **options)))
         os.chdir(study)
         sys.argv = [name, *arguments]
-        importlib.import_module(f"experiments.{name}").main(args=arguments, prog_name=name)
+        command_module(f"experiments.{name}").main(args=arguments, prog_name=name)
         return CRASHED  # a command ends by sys.exit, always
 
     return body
