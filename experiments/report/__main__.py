@@ -17,6 +17,7 @@ import click
 from experiments.harness.exits import DONE, GATE_FAILED, run_command
 from experiments.report.blocks import Report
 from experiments.report.overview import contract_section, environment, glance
+from experiments.report.rows import row_entries
 from experiments.report.runs import Run, find_runs, read_runs
 from experiments.report.sections import experiment_section, group
 from experiments.report.side_by_side import side_by_side
@@ -36,7 +37,7 @@ def build_report(runs: Sequence[Run]) -> Report:
         contract_section(ordered),
         environment(ordered),
     ]
-    return Report(TITLE, tuple(section for section in sections if section is not None))
+    return Report(TITLE, tuple(section for section in sections if section is not None), row_entries(ordered))
 
 
 @click.command(help=__doc__)

@@ -66,6 +66,32 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A piece of decoded text."""
+
+    text: str  # line breaks and spaces are kept
+    kind: str = ""  # "mark": the first differing token; "special": a token that is not text, spelled out
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Text with a label, such as one block of a row or the suffix of some arms."""
+
+    label: str
+    spans: tuple[Span, ...]
+    colour: str = "line"  # name in style.PALETTE
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Passages under a caption, one below another; columns: all but the first side by side."""
+
+    caption: str
+    passages: tuple[Passage, ...]
+    columns: bool = False
+
+
+@dataclass(frozen=True)
 class Section:
     """A heading with its blocks; `anchor` is an identifier within the page."""
 
@@ -74,13 +100,27 @@ class Section:
     blocks: tuple["Block", ...]
 
 
-Block = Paragraph | Alert | Verdict | Table | Figure | Section
+Block = Paragraph | Alert | Verdict | Table | Figure | Passages | Section
+
+
+@dataclass(frozen=True)
+class RowEntry:
+    """One ledger row in the page's row list."""
+
+    run: str
+    key: str  # the row's identity in its run
+    anchor: str  # identifier within the page
+    facts: tuple[str, ...]  # shown in the list, beside the key
+    flags: frozenset[str]  # of "diverged", "answer", "gate": what the list can be filtered by
+    order: dict[str, float]  # of "first", "drift", "margin": what the list can be sorted by
+    blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
 class Report:
     title: str
     blocks: tuple[Block, ...]
+    rows: tuple[RowEntry, ...] = ()
 
 
 def table(caption: str, header: Sequence[Cell], rows: Sequence[Sequence[Cell]], folded: bool = False) -> Table:
@@ -97,6 +137,11 @@ def figures(blocks: Sequence[Block]) -> list[Figure]:
         elif isinstance(block, Figure):
             found.append(block)
     return found
+
+
+def visible_lines(text: str) -> str:
+    """`text` with its line breaks and spaces, every other character without a glyph spelled out."""
+    return "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def visible(text: str) -> str:

@@ -73,7 +73,7 @@ def mask_figure(
         plot.line(plot.x0, y(top), plot.x1, y(top), "line", 0.7)
     if boundary is not None:
         plot.line(x(boundary), plot.y0, x(boundary), plot.y1, "ink", 1.2, "4 3")
-        plot.text(x(boundary) - 4, y(total) - 6, "boundary", "end", 11)
+        plot.text(x(boundary) - 4, plot.y0 + 26, "boundary", "end", 11)
     plot.x_axis([(x(v), f"{v:g}") for v in (0, total // 2, total)], "key position, tokens")
     plot.y_axis([(y(start + length / 2), label) for start, (_, length), label in zip(starts, blocks, names)])
     lines = [[label, str(start), str(length)] for label, (_, length), start in zip(names, blocks, starts)]

@@ -1,6 +1,7 @@
-"""The report as one HTML page: no script, no outside reference, works from a file, on paper and in the dark."""
+"""The report as an HTML page: no outside reference, works from a file, in print and in dark mode."""
 
 import html
+from collections.abc import Sequence
 
 from experiments.report.blocks import (
     Alert,
@@ -9,35 +10,48 @@ from experiments.report.blocks import (
     Figure,
     Link,
     Paragraph,
+    Passage,
+    Passages,
     Report,
     Section,
     Table,
     Verdict,
     visible,
+    visible_lines,
 )
+from experiments.report.browser import browser, script_digest
 from experiments.report.style import STYLE
 
-# the page may load nothing at all: a second line of defence behind the escaping
+# What the page may load, a second line of defence behind the escaping: its own script, and row files beside it.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+ROWS_POLICY = f"{POLICY}; script-src '{script_digest()}' 'self' file:"
 
 
-def render_html(report: Report) -> str:
-    """The whole page."""
+def render_html(report: Report) -> tuple[str, dict[str, str]]:
+    """The page, and the files that it loads when rows in them are opened, by their paths beside the page."""
     sections = [block for block in report.blocks if isinstance(block, Section)]
-    contents = "".join(f"<li>{_cell(Link(one.title, one.anchor))}</li>" for one in sections)
+    links = [Link(one.title, one.anchor) for one in sections] + ([Link("Rows", "rows")] if report.rows else [])
+    contents = "".join(f"<li>{_cell(link)}</li>" for link in links)
     body = "\n".join(_block(block, level=2, within="") for block in report.blocks)
+    rows, files = browser(report.rows, _row) if report.rows else ("", {})
     title = _text(report.title)
-    return (
+    page = (
         "<!DOCTYPE html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{ROWS_POLICY if report.rows else POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
         f"<header><h1>{title}</h1></header>\n"
         f'<nav aria-label="Contents"><ol>{contents}</ol></nav>\n'
-        f"<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<main>\n{body}\n{rows}\n</main>\n</body>\n</html>\n"
     )
+    return page, files
+
+
+def _row(blocks: Sequence[Block]) -> str:
+    """The blocks of one row in the row list."""
+    return _blocks(blocks, 3, "")
 
 
 def _text(text: str) -> str:
@@ -64,6 +78,8 @@ def _block(block: Block, level: int, within: str) -> str:
             return _folded(block.caption, _table(block, within)) if block.folded else _table(block, within)
         case Figure():
             return _figure(block, within)
+        case Passages():
+            return _passages(block)
         case Section():
             return _section(block, level)
 
@@ -73,21 +89,48 @@ def _section(section: Section, level: int) -> str:
     anchor = _text(section.anchor)
     return (
         f'<section id="{anchor}" aria-labelledby="{anchor}-title">\n'
-        f'<{tag} id="{anchor}-title">{_text(section.title)}</{tag}>\n{_blocks(section, level + 1)}\n</section>'
+        f'<{tag} id="{anchor}-title">{_text(section.title)}</{tag}>\n'
+        f"{_blocks(section.blocks, level + 1, section.title)}\n</section>"
     )
 
 
-def _blocks(section: Section, level: int) -> str:
+def _passages(block: Passages) -> str:
+    """Each passage under its label, in the colour of its block; the marked token is a <mark>."""
+    above, beside = (block.passages[:1], block.passages[1:]) if block.columns else (block.passages, ())
+    parts = "\n".join(map(_passage, above))
+    if beside:
+        parts += '\n<div class="columns">\n' + "\n".join(map(_passage, beside)) + "\n</div>"
+    caption = _text(block.caption)
+    return f'<div class="passages" role="group" aria-label="{caption}">\n<h3>{caption}</h3>\n{parts}\n</div>'
+
+
+def _passage(passage: Passage) -> str:
+    tags = {"mark": "mark", "special": "kbd"}
+    text = "".join(
+        f"<{tags[span.kind]}>{_lines(span.text)}</{tags[span.kind]}>" if span.kind else _lines(span.text)
+        for span in passage.spans
+    )
+    return (
+        f'<div class="passage" style="border-color: var(--{passage.colour})"><b>{_text(passage.label)}</b>'
+        f"<p>{text}</p></div>"
+    )
+
+
+def _lines(text: str) -> str:
+    return html.escape(visible_lines(text), quote=True)
+
+
+def _blocks(blocks: Sequence[Block], level: int, within: str) -> str:
     """Neighbouring figures share a row where the page is wide enough."""
     parts: list[str] = []
     row: list[str] = []
-    for block in section.blocks:
+    for block in blocks:
         if isinstance(block, Figure):
-            row.append(_figure(block, section.title))
+            row.append(_figure(block, within))
             continue
         parts.extend(_figure_row(row))
         row = []
-        parts.append(_block(block, level, section.title))
+        parts.append(_block(block, level, within))
     return "\n".join([*parts, *_figure_row(row)])
 
 

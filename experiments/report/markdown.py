@@ -9,10 +9,12 @@ from experiments.report.blocks import (
     Figure,
     Link,
     Paragraph,
+    Passages,
     Report,
     Section,
     Table,
     Verdict,
+    table,
     visible,
 )
 
@@ -45,6 +47,9 @@ def _block(block: Block, level: int, drawings: bool) -> str:
             return "" if block.folded else markdown_table(block)
         case Figure():
             return _figure(block, drawings)
+        case Passages(caption, passages):
+            lines = [[one.label, "".join(span.text for span in one.spans)] for one in passages]
+            return markdown_table(table(caption, ["part", "text"], lines))
         case Section():
             inner = [_block(inner, level + 1, drawings) for inner in block.blocks]
             return "\n\n".join([f"{'#' * min(level, 6)} {_text(block.title)}", *(part for part in inner if part)])

@@ -1,24 +1,16 @@
 """The page's first and last sections: the runs at a glance, what they were made with, and the contract they decoded."""
 
-import itertools
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from decode.contract import Contract
-from decode.state import State
 from experiments.harness.canonical import sha256_file
 from experiments.harness.rundir import INFORMATION, ROWS
 from experiments.report.blocks import Alert, Block, Cell, Paragraph, Section, Table, Verdict, table
-from experiments.report.grids import mask_figure, visibility_figure
+from experiments.report.design import design_figure
+from experiments.report.grids import visibility_figure
 from experiments.report.runs import Run, pairs
 from experiments.report.tables import head
 from experiments.report.values import rate, scalar, words
-from minimodel.checkpoint import file_digests
-from minimodel.errors import InputError
-from minimodel.roles import ROLE_NAMES
-
-TEXT_SHOWN = 240
 
 
 def glance(runs: Sequence[Run]) -> Section:
@@ -139,58 +131,13 @@ def provenance(run: Run) -> Section:
 
 
 def contract_section(runs: Sequence[Run]) -> Section | None:
-    """The visibility table, and one row's blocks to scale; None where no run records a contract."""
+    """The matched design and the visibility table; None where no run records a contract."""
     run = next((run for run in runs if run.manifest.get("visibility")), None)
     if run is None:
         return None
-    visibility = run.manifest["visibility"]
-    blocks: list[Block] = [visibility_figure("visibility", visibility)]
-    try:
-        name, found, texts = row_blocks(runs)
-        blocks += [mask_figure("mask", found, visibility), _texts(name, found, texts)]
-    except InputError as error:
-        blocks.append(Paragraph(f"No row is drawn: {error}."))
+    blocks: list[Block] = [design_figure(), visibility_figure("visibility", run.manifest["visibility"])]
     intro = Paragraph(
         "Six blocks in order: prompt, three branches, merge, answer. The attention mask is causal, and on top of that "
         "lets a query see only the roles below."
     )
-    return Section("The decoding contract", "contract", (intro, *blocks))
-
-
-def row_blocks(runs: Sequence[Run]) -> tuple[str, list[tuple[int, int]], list[str]]:
-    """The first decoded row there is: its name, (role, tokens) of each block, and each block's text.
-
-    InputError where no row is decoded, or the run's checkpoint is no longer where it was or not what it was.
-    """
-    run, row, suffix = next(_decoded(runs), (None, {}, []))
-    if run is None:
-        raise InputError("no run holds a decoded row")
-    where = Path(str(run.manifest.get(INFORMATION, {}).get("checkpoint", "")))
-    if not where.is_dir() or file_digests(where) != run.manifest["checkpoint"]:
-        raise InputError(f"{where}: expected the checkpoint that {run.name} decoded, found another or none")
-    contract = Contract.load(where)
-    state = State.from_tokens(contract, [*row["prefix"]["tokens"], *suffix])
-    blocks, texts, start = [], [], 0
-    for role, members in itertools.groupby(state.roles):
-        length = len(list(members))
-        blocks.append((role, length))
-        texts.append(contract.codec.decode(state.tokens[start : start + length]))
-        start += length
-    return str(row["row"]), blocks, texts
-
-
-def _decoded(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], list[int]]]:
-    """Every row that keeps its prefix and a whole suffix, with the suffix of its first arm."""
-    for run in runs:
-        for row in run.rows:
-            arm: dict[str, Any] = next(iter(row.get("arms", {}).values()), {})
-            if "prefix" in row and "suffix" in arm:
-                yield run, row, arm["suffix"]
-
-
-def _texts(name: str, blocks: Sequence[tuple[int, int]], texts: Sequence[str]) -> Table:
-    lines = [
-        [words(ROLE_NAMES[role]), text if len(text) <= TEXT_SHOWN else text[:TEXT_SHOWN] + " ..."]
-        for (role, _), text in zip(blocks, texts)
-    ]
-    return table(f"What row {name} says", ["block", "text"], lines)
+    return Section("Matched design and decoding contract", "contract", (intro, *blocks))

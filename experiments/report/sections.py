@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.panel import shortfall
-from experiments.report.blocks import Alert, Block, Figure, Paragraph, Report, Section, Verdict
+from experiments.report.blocks import Alert, Block, Paragraph, Report, Section, Verdict
 from experiments.report.carriers import carrier_blocks
 from experiments.report.causes import causes_blocks
 from experiments.report.cautions import cautions, head_blocks
@@ -19,6 +19,7 @@ from experiments.report.plots import accuracy_figure, divergence_figure, drift_f
 from experiments.report.runs import Pair, Run, pairs
 from experiments.report.tables import all_values, crossing_table, further_tables, gate_table, pair_tables
 from experiments.report.values import words
+from experiments.report.why import why_blocks
 
 # experiment: (title, question); the order is that of the study
 EXPERIMENTS: dict[str, tuple[str, str]] = {
@@ -127,16 +128,18 @@ def _drawings(experiment: str, compared: Sequence[Pair], runs: Sequence[Run]) ->
         return []
     slug = _slug(experiment)
     scored = [pair for pair in compared if "accuracy" in pair.summary]
-    found: list[Figure | None] = [
+    found: list[Block | None] = [
         rates_figure(f"{slug}-rates", compared),
         accuracy_figure(f"{slug}-accuracy", scored) if scored else None,
         divergence_figure(f"{slug}-divergence", compared),
         drift_figure(f"{slug}-drift", compared),
     ]
+    for number, pair in enumerate(compared):
+        found += why_blocks(f"{slug}-why-{number}", pair)
     for run in runs:
         if any(set(TRANSPLANTS.values()) <= set(row.get("arms", ())) for row in run.rows):
             found.append(transplant_figure(f"{run.anchor}-grid", run.name, run.rows))
-    return [figure for figure in found if figure is not None]
+    return [block for block in found if block is not None]
 
 
 def _slug(text: str) -> str:

@@ -37,7 +37,7 @@ h2 {{ border-top: 1px solid var(--line); padding-top: .8em; font-size: 1.35rem; 
 h3 {{ font-size: 1.1rem; }}
 p {{ max-width: 46rem; }}
 a {{ color: var(--first); }}
-a:focus-visible, summary:focus-visible, .scroll:focus-visible {{
+a:focus-visible, summary:focus-visible, .scroll:focus-visible, select:focus-visible, input:focus-visible {{
   outline: 2px solid var(--first); outline-offset: 2px; }}
 nav ol {{ list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; }}
 .alert {{ max-width: none; border: 2px solid var(--fail); border-left-width: .6rem; padding: .6rem .9rem;
@@ -62,7 +62,36 @@ figure svg {{ display: block; width: 100%; max-width: 36rem; height: auto; }}
 figcaption {{ color: var(--muted); font-size: .9rem; max-width: 36rem; }}
 details {{ margin: .6rem 0; }}
 summary {{ cursor: pointer; color: var(--muted); font-size: .9rem; }}
+.passages h3 {{ font-size: .95rem; margin: 1.2em 0 .4em; }}
+.passage {{ border-left: .3rem solid; padding: .1rem .8rem .3rem; margin: .3rem 0; background: var(--panel);
+  min-width: 0; }}
+.passage b {{ font-size: .8rem; font-weight: 600; color: var(--muted); }}
+.passage p {{ margin: .1rem 0; max-width: none; white-space: pre-wrap; font-size: .95rem; }}
+.columns {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); gap: 0 1rem; }}
+mark {{ background: var(--second); color: var(--page); padding: 0 .2em; border-radius: .2em; font-weight: 600;
+  outline: 1px solid var(--second); }}
+kbd {{ font: .85em ui-monospace, monospace; color: var(--muted); border: 1px solid var(--line); border-radius: .2em;
+  padding: 0 .2em; }}
+#row-filters {{ display: flex; flex-wrap: wrap; gap: .5rem 1.5rem; align-items: center; padding: .6rem .9rem;
+  background: var(--panel); }}
+#row-filters[hidden] {{ display: none; }}
+#row-filters fieldset {{ border: 0; padding: 0; margin: 0; display: flex; flex-wrap: wrap; gap: .3rem 1rem; }}
+#row-filters legend {{ float: left; padding: 0; margin-right: 1rem; color: var(--muted); }}
+#row-filters p {{ margin: 0; }}
+select, input {{ font: inherit; accent-color: var(--first); }}
+#row-list {{ list-style: none; padding: 0; }}
+#row-list > li {{ border-bottom: 1px solid var(--line); }}
+#row-list details {{ margin: 0; }}
+#row-list > li > details > summary {{ color: var(--ink); padding: .45rem .2rem; font-size: .95rem; display: flex;
+  flex-wrap: wrap; gap: .1rem 1.4rem; }}
+#row-list > li > details > summary::before {{ content: "▸"; color: var(--muted); width: .8rem; }}
+#row-list > li > details[open] > summary::before {{ content: "▾"; }}
+#row-list summary > span {{ color: var(--muted); }}
+#row-list > li > details[open] > summary {{ background: var(--panel); }}
+#row-list > li > details > div {{ padding: .2rem .2rem 1.5rem 1rem; }}
 @media print {{
+  #row-filters {{ display: none; }}
+  .passage {{ break-inside: avoid; }}
   body {{ max-width: none; padding: 0; font-size: 9.5pt; }}
   nav {{ display: none; }}
   .scroll {{ overflow: visible; }}

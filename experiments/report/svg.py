@@ -123,6 +123,11 @@ class Drawing:
         self._add("text", text, x=x, y=y, text_anchor=anchor, font_size=size, fill=fill, transform=turned,
                   font_weight=weight)  # fmt: skip
 
+    def embed(self, svg: str, x: float, y: float, width: float) -> None:
+        """Another drawing, scaled to `width`."""
+        place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(self.height - y)}"'
+        self._parts.append(svg.replace("<svg ", f'<svg {place} preserveAspectRatio="xMinYMin" ', 1))
+
     def _add(self, tag: str, text: str | None = None, **attributes: str | float) -> None:
         written = []
         for key, value in attributes.items():

@@ -32,7 +32,7 @@ def test_a_failed_gate_is_loud_and_its_row_id_harmless(reported, tmp_path):
     done = call("report", bad, "--out", tmp_path / "out", cwd=tmp_path)
     assert done.exit_code == 3 and "FAILED: matrix-bad: row" in done.output
     page = Page((tmp_path / "out/report.html").read_text())
-    assert not {tag for tag, _ in page.tags} & {"script", "img"}
+    assert "img" not in {tag for tag, _ in page.tags} and [tag for tag, _ in page.tags].count("script") == 1
     assert ("p", {"class": "alert"}) in page.tags and ("p", {"class": "verdict"}) not in page.tags
     gates = {row[0]: row[1] for row in page.tables["Integrity gates, rows passed"]}
     n = len(ledger(bad))

@@ -1,5 +1,7 @@
-"""The page: nothing is fetched, nothing runs, it reads without being seen, and hostile text stays text."""
+"""The page: nothing is fetched, only its own script runs, it reads without being seen, and hostile text stays text."""
 
+import base64
+import hashlib
 import itertools
 import re
 
@@ -8,8 +10,11 @@ from experiments.report.blocks import (
     Figure,
     Link,
     Paragraph,
+    Passage,
+    Passages,
     Report,
     Section,
+    Span,
     Table,
     Verdict,
     table,
@@ -17,14 +22,18 @@ from experiments.report.blocks import (
 )
 from experiments.report.html import render_html
 from experiments.report.markdown import render_markdown
+from experiments.report.text import render_text
 from tests.experiments.report.page import HOSTILE, Page
 
 
-def test_the_page_fetches_nothing_and_runs_nothing(written):
+def test_the_page_fetches_nothing_and_runs_its_own_script_alone(written):
     html, page = written[0], Page(written[0])
     assert not re.search(r"https?:|//|@import|(?<![-\w])src\s*=|javascript:|data:", html)
     assert set(re.findall(r"url\((.)", html)) <= {"#"}
-    assert not {tag for tag, _ in page.tags} & {"script", "img", "link", "iframe", "object", "embed", "foreignobject"}
+    assert not {tag for tag, _ in page.tags} & {"img", "link", "iframe", "object", "embed", "foreignobject"}
+    [script] = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src &#x27;sha256-{digest}&#x27;" in html or f"script-src 'sha256-{digest}'" in html
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert "default-src 'none'" in html
 
@@ -45,9 +54,11 @@ def test_hostile_text_is_text_in_every_kind_of_block():
         *(Paragraph(HOSTILE), Alert(HOSTILE), Verdict(HOSTILE), data),
         Figure("drawn", HOSTILE, HOSTILE, data, "<svg></svg>"),
         Table(HOSTILE, ("x",), ((HOSTILE,),), folded=True),
+        Passages(HOSTILE, (Passage(HOSTILE, (Span(HOSTILE), Span(HOSTILE, "mark"), Span(HOSTILE, "special"))),)),
     )
     report = Report(HOSTILE, (Section(HOSTILE, "there", blocks),))
-    page = Page(render_html(report))
+    assert "\u202e" not in render_text(report.blocks) and "\x1b" not in render_text([Paragraph("\x1b[31m")])
+    page = Page(render_html(report)[0])
     assert not {tag for tag, _ in page.tags} & {"script", "img"}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     shown = visible(HOSTILE)

@@ -1,0 +1,94 @@
+"""One divergence as a drawing: the equal part of the suffixes, the two tokens that part, margins, donors and drift."""
+
+from experiments.report.plots import log_curves
+from experiments.report.rows import TRANSPLANTED, View, suffix_of
+from experiments.report.style import SERIES
+from experiments.report.svg import Drawing, text_width
+from experiments.report.texts import spans
+from experiments.report.values import number, words
+from minimodel.errors import InputError
+
+WIDTH, LANE, TAIL, REST = 860.0, 112.0, 46, 62
+
+
+def divergence_drawing(one: View) -> Drawing:
+    """The drawing of a row whose compared arms part. InputError for another row, or where there is no text."""
+    if one.first is None or one.arms is None or one.divergence is None:
+        raise InputError(f"{one.run.path}: row {one.key!r}: expected suffixes that part, found none to draw")
+    if one.texts.contract is None:
+        raise InputError(f"{one.run.path}: row {one.key!r}: expected its tokenizer; {'; '.join(one.texts.missing)}")
+    drawing = Drawing(424, WIDTH)
+    drawing.rect(0, 0, WIDTH, 424, "page")
+    length = one.row["prefix"]["length"]
+    drawing.text(20, 32, f"One prefix of {length} tokens, one greedy decoder, two caches", size=17, weight="600")
+    names = " and ".join(map(words, one.arms))
+    drawing.text(20, 54, f"Row {one.key}, {one.dtype}: {names} differ only in how the K/V cache was built.", size=13,
+                 fill="muted")  # fmt: skip
+    _common(drawing, one)
+    for index in (0, 1):
+        _lane(drawing, one, index, 76 + LANE * index)
+    _drift(drawing, one)
+    return drawing
+
+
+def _text(one: View, tokens: list[int]) -> str:
+    return " ".join("".join(span.text for span in spans(one.texts.contract, tokens)).split("\n"))
+
+
+def _common(drawing: Drawing, one: View) -> None:
+    """The box on the left: the end of the part that both suffixes share."""
+    assert one.arms is not None and one.first is not None, "checked by the caller"
+    shared = _text(one, suffix_of(one.row["arms"][one.arms[0]])[: one.first])
+    drawing.frame(20, 112, 250, 120, "line")
+    drawing.text(32, 132, f"equal for {one.first} tokens", size=12, fill="muted")
+    shown = shared if len(shared) <= 3 * TAIL - 12 else "… " + shared[-(3 * TAIL - 14) :]
+    for at, line in enumerate(_wrapped(shown, 31)[-4:]):
+        drawing.text(32, 156 + 19 * at, line, size=13)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split(" "):
+        if len(lines[-1]) + len(word) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return lines
+
+
+def _lane(drawing: Drawing, one: View, index: int, top: float) -> None:
+    """One arm: its token in a filled box, what follows, its margin, and the transplants that follow it."""
+    assert one.arms is not None and one.first is not None and one.divergence is not None, "checked by the caller"
+    arm, colour, apart = one.arms[index], SERIES[index], one.divergence
+    tokens = suffix_of(one.row["arms"][arm])
+    token, rest = _text(one, tokens[one.first : one.first + 1]), _text(one, tokens[one.first + 1 :])
+    drawing.arrow(270, 172, 318, top + 46, colour)
+    drawing.text(326, top + 22, f"{words(arm)} cache", size=13, fill=colour, weight="600")
+    width = text_width(token.strip() or "(ended)", 15) + 20
+    drawing.rect(326, top + 30, width, 30, colour)
+    drawing.text(326 + width / 2, top + 50, token.strip() or "(ended)", "middle", 15, "page", weight="600")
+    shown = rest if len(rest) <= REST else rest[: REST - 2] + " …"
+    drawing.text(326 + width + 10, top + 50, shown, size=13)
+    told = f"margin {apart.shown(apart.margins[index], apart.ulps[index])}"
+    followers = [
+        f"{donor} cache in the {recipient} state"
+        for name, (recipient, donor) in TRANSPLANTED.items()
+        if name in one.row["arms"] and suffix_of(one.row["arms"][name]) == tokens
+    ]
+    drawing.text(326, top + 80, told + (f"; followed by the {followers[0]}" if followers else ""), fill="muted")
+
+
+def _drift(drawing: Drawing, one: View) -> None:
+    layers = one.pair["cache"]["layers"]
+    curves = {
+        label: [layer[tensor]["relative_l2"] for layer in layers] for label, tensor in (("K", "key"), ("V", "value"))
+    }
+    places = [(float(k), str(k)) for k in range(len(layers))]
+    drawing.embed(log_curves(places, curves, "layer", "relative L2", height=86), 10, 262, 390)
+    assert one.divergence is not None, "checked by the caller"
+    notes = (
+        "Left: how far the two boundary caches are apart, by layer.",
+        f"Their boundary logits differ by up to {number(one.divergence.max_drift)}, on average",
+        f"{number(one.divergence.mean_drift)}: enough to turn a choice whose margin is that small.",
+    )
+    for k, line in enumerate(notes):
+        drawing.text(430, 318 + 22 * k, line, size=13)

@@ -1,0 +1,121 @@
+"""Text for token ids: the tokenizer and the tasks of a run, where they are still what the run's manifest says."""
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decode.contract import Contract
+from decode.state import State
+from experiments.harness.canonical import sha256_file
+from experiments.harness.rundir import INFORMATION
+from experiments.harness.tasks import Task, load_tasks
+from experiments.report.blocks import Span
+from minimodel.errors import InputError
+
+READ = ("config.json", "contract.json", "tokenizer.json")  # the checkpoint's files that give tokens their meaning
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a run's checkpoint and task file add to the token ids of its ledger."""
+
+    contract: Contract | None  # None where the checkpoint is not there any more, or is another
+    tasks: dict[str, Task]  # by row id; empty where the run reads none or the file is not there
+    missing: tuple[str, ...]  # a sentence for each of the two that is not there
+
+
+def read_texts(manifest: dict[str, Any]) -> Texts:
+    """Reads tokenizer and tasks from where the run had them. Never fails: what is missing becomes a sentence."""
+    missing: list[str] = []
+    information = manifest.get(INFORMATION, {})
+    contract, tasks = None, {}
+    try:
+        contract = _contract(Path(str(information.get("checkpoint", ""))), manifest["checkpoint"])
+    except InputError as error:
+        missing.append(f"Token ids are shown in place of text: {error}.")
+    if manifest.get("tasks_sha256"):
+        try:
+            tasks = _tasks(Path(str(information.get("tasks", ""))), manifest["tasks_sha256"])
+        except InputError as error:
+            missing.append(f"Questions are shown as part of the prompt only: {error}.")
+    return Texts(contract, tasks, tuple(missing))
+
+
+def _contract(directory: Path, digests: dict[str, str]) -> Contract:
+    for name in READ:
+        path = directory / name
+        if not path.is_file():
+            raise InputError(f"{path}: expected the run's checkpoint, found nothing")
+        if sha256_file(path) != digests.get(name):
+            raise InputError(f"{path}: expected SHA-256 {digests.get(name)}, found {sha256_file(path)}")
+    return Contract.load(directory)
+
+
+def _tasks(path: Path, digest: str) -> dict[str, Task]:
+    if not path.is_file():
+        raise InputError(f"{path}: expected the run's tasks, found nothing")
+    tasks, data = load_tasks(path, None)
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise InputError(f"{path}: expected SHA-256 {digest}, found {hashlib.sha256(data).hexdigest()}")
+    return {task.id: task for task in tasks}
+
+
+def by_block(contract: Contract, tokens: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """(role, tokens) of each block in order, delimiters included."""
+    roles = State.from_tokens(contract, tokens).roles
+    grouped = itertools.groupby(zip(roles, tokens), key=lambda pair: pair[0])
+    return [(role, [token for _, token in members]) for role, members in grouped]
+
+
+def spans(contract: Contract | None, tokens: Sequence[int]) -> tuple[Span, ...]:
+    """Tokens as text; delimiters and other special tokens, ids that the tokenizer does not define, and bytes that are
+    no character are spelled out. Without a contract, the ids."""
+    if contract is None:
+        return (Span(" ".join(map(str, tokens))),) if tokens else ()
+    found: list[Span] = []
+    for special, members in itertools.groupby(tokens, key=lambda token: _name(contract, token) is not None):
+        if special:
+            found += [Span(str(_name(contract, token)), "special") for token in members]
+        else:
+            data = b"".join(_bytes(contract, token) for token in members)
+            found.append(Span(data.decode("utf-8", errors="backslashreplace")))
+    return tuple(found)
+
+
+def token_text(contract: Contract | None, token: int | None) -> str:
+    """One token for a table: its text in quotes and its id; "ended" for None."""
+    if token is None:
+        return "ended"
+    if contract is None:
+        return f"id {token}"
+    [span] = spans(contract, [token])
+    return f"{span.text if span.kind else repr(span.text)} (id {token})"
+
+
+def _name(contract: Contract, token: int) -> str | None:
+    """The spelling of a token that is not text; None for text."""
+    added = contract.codec.tokenizer.get_added_tokens_decoder().get(token)
+    if added is not None:
+        return str(added.content) if added.special else None
+    return f"[id {token}]" if contract.codec.tokenizer.id_to_token(token) is None else None
+
+
+def _bytes(contract: Contract, token: int) -> bytes:
+    """The bytes of a text token. Byte-level BPE spells each byte as one character; an added token is plain text."""
+    piece = str(contract.codec.tokenizer.id_to_token(token))
+    if token in contract.codec.tokenizer.get_added_tokens_decoder() or not all(c in _BYTES for c in piece):
+        return piece.encode()
+    return bytes(_BYTES[c] for c in piece)
+
+
+def _byte_level() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 bytes spell themselves, all others take the characters from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {**{chr(byte): byte for byte in plain}, **{chr(0x100 + n): byte for n, byte in enumerate(others)}}
+
+
+_BYTES = _byte_level()

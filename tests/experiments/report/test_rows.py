@@ -1,0 +1,159 @@
+"""The page's list of rows, one row as blocks, and the same on the terminal: everything is the ledger's."""
+
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from decode.contract import Contract
+from experiments.harness.ledger import row_key
+from experiments.report import browser
+from experiments.report.blocks import Paragraph, Passages, Report, RowEntry
+from experiments.report.html import render_html
+from experiments.report.rows import row_entries, row_entry, view
+from experiments.report.runs import read_runs
+from experiments.report.texts import read_texts, spans, token_text
+from stats.endpoints import first_divergence
+from tests.experiments.report.page import HOSTILE, Page
+from tests.experiments.runs import call, ledger, one_line
+
+PAIRS = {"matrix-bf16": ("live", "prefill"), "transplant-bf16": ("incremental", "prefill")}
+
+
+@pytest.fixture(scope="module")
+def matrix(reported):
+    return read_runs([reported[0]])[0]
+
+
+@pytest.fixture(scope="module")
+def contract(study):
+    return Contract.load(study / "primary")
+
+
+def divergent(run):
+    left, right = PAIRS[run.name]
+    return next(row for row in run.rows if row["arms"][left]["suffix"] != row["arms"][right]["suffix"])
+
+
+def test_the_list_says_of_every_row_what_the_ledger_says(reported):
+    for path, arms in ((reported[0], PAIRS["matrix-bf16"]), (reported[2], PAIRS["transplant-bf16"])):
+        entries = row_entries(read_runs([path]))
+        rows = ledger(path)
+        assert [entry.key for entry in entries] == [row_key(row) for row in rows]
+        for entry, row in zip(entries, rows):
+            pair = row["comparisons"][":".join(arms)]
+            first = first_divergence(*(row["arms"][arm]["suffix"] for arm in arms))
+            assert ("diverged" in entry.flags) == (first is not None) == (f"parts at token {first}" in entry.facts)
+            assert ("answer" in entry.flags) == (pair.get("answer_equal") is False)
+            assert entry.order["drift"] == pair["cache"]["relative_l2"] and "gate" not in entry.flags
+            if first is not None:
+                assert entry.order["first"] == first
+                assert entry.order["margin"] == min(row["arms"][arm]["margins"][first] for arm in arms)
+
+
+def test_a_divergent_row_shows_the_equal_part_once_and_both_tokens_marked(reported, contract):
+    run = read_runs([reported[2]])[0]
+    row = divergent(run)
+    one = view(run, row, read_texts(run.manifest))
+    [suffixes] = [b for b in row_entry(one, "x").blocks if isinstance(b, Passages) and b.columns]
+    common, *columns = suffixes.passages
+    first = one.first
+    decoded = {tuple(arm["suffix"]) for arm in row["arms"].values()}
+    assert len(columns) == len(decoded) >= 2
+    assert "".join(span.text for span in common.spans) == shown(contract, row["arms"]["incremental"]["suffix"][:first])
+    names = [name.strip() for column in columns for name in column.label.split(",")]
+    assert sorted(names) == sorted(name.replace("_", " ") for name in row["arms"])
+    for column in columns:
+        assert column.spans[0].kind == "mark" and [span.kind for span in column.spans[1:]].count("mark") == 0
+    marks = {column.spans[0].text for column in columns}
+    assert marks == {shown(contract, suffix[first : first + 1]) for suffix in decoded}
+
+
+def shown(contract, tokens):
+    return "".join(span.text for span in spans(contract, tokens))
+
+
+def test_tokens_of_text_read_as_the_codec_reads_them_and_others_are_spelled_out(contract):
+    text = "Which one is odd? 12 + 3\n\u00e9\u20ac"
+    ids = contract.codec.encode(text)
+    assert shown(contract, ids) == text == contract.codec.decode(ids)
+    part = [token for token in ids if "\\x" in shown(contract, [token])]
+    assert len(part) > 1, "a character of several tokens: each alone is bytes, not text"
+    delimiter, undefined = contract.open_ids[4], contract.ordinary.numel() + 5
+    found = spans(contract, [ids[0], delimiter, undefined])
+    assert [span.kind for span in found] == ["", "special", "special"]
+    assert found[1].text == "<|merge|>" and found[2].text == f"[id {undefined}]"
+    assert token_text(None, 7) == "id 7" and token_text(contract, None) == "ended"
+
+
+def test_without_the_runs_checkpoint_the_ids_are_shown_and_it_is_said(reported, tmp_path, study):
+    manifest = json.loads((reported[0] / "manifest.json").read_text())
+    assert read_texts(manifest).missing == () and set(read_texts(manifest).tasks) == {
+        r["row"] for r in ledger(reported[0])
+    }
+    shutil.copytree(study / "primary", tmp_path / "other")
+    raw = json.loads((tmp_path / "other/contract.json").read_text())
+    (tmp_path / "other/contract.json").write_text(json.dumps({**raw, "caps": {"branch": 5}}))
+    for place in (tmp_path / "other", tmp_path / "gone"):
+        manifest["information"]["checkpoint"] = str(place)
+        texts = read_texts(manifest)
+        assert texts.contract is None and str(place) in texts.missing[0]
+    manifest["information"]["tasks"] = str(tmp_path / "none.jsonl")
+    assert len(read_texts(manifest).missing) == 2
+    run = read_runs([reported[0]])[0]
+    blocks = row_entry(view(run, divergent(run), texts), "x").blocks
+    ids = " ".join(map(str, run.rows[0]["prefix"]["tokens"][:3]))
+    assert any(isinstance(block, Passages) and block.passages[0].spans[0].text.startswith(ids) for block in blocks)
+
+
+def entry(number, *more):
+    flags = frozenset({"diverged"} if number % 2 else ())
+    return RowEntry(
+        HOSTILE, f"{HOSTILE}{number}", f"row-{number}", (HOSTILE,), flags, {"first": 1.5}, (Paragraph(HOSTILE), *more)
+    )
+
+
+def test_rows_beyond_the_limits_stand_in_script_files_beside_the_page():
+    rows = tuple(entry(n, Paragraph("x" * 50_000)) for n in range(230))
+    page, files = render_html(Report("t", (), rows))
+    assert len(page) < 5_000_000
+    asked = re.findall(r'data-file="([^"]+)"', page)
+    assert set(asked) == set(files) and len(asked) == 230 - page.count("x" * 50_000) > 29
+    bodies = {}
+    for text in files.values():
+        assert (
+            text.startswith("window.stageReplayRows(")
+            and "</script" not in page.split("<script>")[1][:-20].split("</script>")[0]
+        )
+        bodies |= json.loads(text.removeprefix("window.stageReplayRows(").removesuffix(");\n"))
+    assert len(bodies) == len(asked) and not any("<img" in body or "<script" in body for body in bodies.values())
+    few, none = render_html(Report("t", (), rows[:20]))
+    assert none == {} and "data-file=" not in few.replace(browser.SCRIPT, "")
+
+
+def test_a_page_of_hostile_rows_stays_a_list():
+    page = Page(render_html(Report("t", (), (entry(0), entry(1))))[0])
+    items = [named for tag, named in page.tags if tag == "li" and "data-flags" in named]
+    assert [item["data-flags"] for item in items] == ["", "diverged"]
+    assert [tag for tag, _ in page.tags].count("script") == 1 and "img" not in {tag for tag, _ in page.tags}
+    assert [tag for tag, _ in page.tags].count("details") == 2
+
+
+def test_show_prints_one_row_and_names_what_there_is(reported, study, tmp_path):
+    run = read_runs([reported[0]])[0]
+    row = divergent(run)
+    done = call("show", reported[0], row["row"], "--svg", tmp_path / "one.svg", cwd=tmp_path)
+    assert done.exit_code == 0, done.output
+    first = first_divergence(*(row["arms"][arm]["suffix"] for arm in PAIRS["matrix-bf16"]))
+    assert f"part at token {first} after the boundary" in done.output and done.output.count(">>>") >= 2
+    assert "expected answer" in done.output
+    assert ElementTree.parse(tmp_path / "one.svg").getroot().tag.endswith("svg")
+    assert "found 0; rows:" in one_line(call("show", reported[0], "nothing", cwd=tmp_path))
+    assert "found 2; rows: bf16/" in one_line(call("show", reported[1], row["row"], cwd=tmp_path))
+    equal = next(r for r in run.rows if r["arms"]["live"]["suffix"] == r["arms"]["prefill"]["suffix"])
+    assert "expected suffixes that part" in one_line(
+        call("show", reported[0], equal["row"], "--svg", tmp_path / "two.svg", cwd=tmp_path)
+    )
+    assert not (tmp_path / "two.svg").exists()
