@@ -21,7 +21,8 @@ from decode.contract import Contract
 from minimodel.checkpoint import Checkpoint, file_digests
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json
-from minimodel.numerics import NumericContract, environment
+from minimodel.machine import machine_record
+from minimodel.numerics import NumericContract
 from minimodel.safetensors_file import FILE_DTYPES, TensorEntry, read_into, table_of_contents
 
 HEADER = "stage_replay"
@@ -46,7 +47,7 @@ class Provenance:
     """Who computed a tensor, from which checkpoint, under which numeric contract, on what.
 
     checkpoint: SHA-256 by file name (`minimodel.checkpoint.file_digests`). numeric: `NumericContract.record()`;
-    a recorder puts its own attention path under "attention". environment: `minimodel.numerics.environment()`.
+    a recorder puts its own attention path under "attention". environment: `minimodel.machine.machine_record()`.
     """
 
     source: str
@@ -61,7 +62,7 @@ class Provenance:
         InputError when an opened checkpoint's files changed since it was opened.
         """
         numeric.require_in_force()
-        return cls(SOURCE, file_digests(checkpoint), numeric.record(), environment())
+        return cls(SOURCE, file_digests(checkpoint), numeric.record(), machine_record())
 
 
 def contract_record(contract: Contract) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from experiments.harness.rundir import INFORMATION, RunDirectory
 from experiments.harness.summary import run_summary
 from experiments.report.sections import run_report
 from minimodel.errors import InputError
-from minimodel.numerics import environment
+from minimodel.machine import machine_record
 
 SURFACE = ("environment", "checkpoint", "tasks_sha256", "code_sha256", "caps", "visibility", "role_offset")
 
@@ -132,7 +132,7 @@ def write_audit(
         "schema": SCHEMA,
         "experiment": "audit",
         "numeric": left.run.manifest["numeric"],
-        "environment": environment(),
+        "environment": machine_record(),
         "checkpoint": left.run.manifest["checkpoint"],
         "code_sha256": code_sha256(),
         "left": _side(left),

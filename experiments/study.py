@@ -177,11 +177,13 @@ DIRECTORY = click.Path(path_type=Path)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 def main(
     root: Path, checkpoint: Path, later: Path, tasks: Path, limit: int | None, skipped: tuple[str, ...],
-    device: str, threads: int, kernels: str, attention: str, linear: str, quiet: bool,
+    device: str, threads: int, kernels: str, attention: str, linear: str,
+    reduced_precision: bool, quiet: bool,
 ) -> None:  # fmt: skip
     numeric = ["--device", device, "--threads", str(threads), "--kernels", kernels]
     numeric += ["--attention", attention] if attention else []
     numeric += ["--linear", linear] if linear else []
+    numeric += [] if reduced_precision else ["--no-reduced-precision"]
     options = StudyOptions(root, checkpoint, later, tasks, limit, tuple(numeric), quiet)
     run_command(lambda: run_study(options, skipped), "experiments.study")
 

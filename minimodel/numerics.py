@@ -1,8 +1,6 @@
 """The numeric contract: everything that may change a bit, chosen explicitly, put in force, and recorded."""
 
-import platform
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ class NumericContract:
     device: str  # cpu, cuda or cuda:N; several of one kind, 'cuda:0,cuda:1', hold the layers in order (`placement`)
     kernels: str  # both kernels' names in short form where `KERNELS` has one, else as ATTENTION/LINEAR
     threads: int  # of the CPU
+    reduced_precision: bool  # CUDA may reduce split BF16 and FP16 sums in that dtype: torch's default, and the paper's
 
     def __init__(
         self,
@@ -38,6 +37,7 @@ class NumericContract:
         attention: str = "",
         linear: str = "",
         threads: int = DEFAULT_THREADS,
+        reduced_precision: bool = True,
     ) -> None:
         """`attention` and `linear` override their half of `kernels`. InputError for a name that does not exist."""
         if dtype not in DTYPES:
@@ -52,7 +52,8 @@ class NumericContract:
             raise refuse("linear kernel", " or ".join(LINEAR_KERNELS), pair[1])
         _check_device(device)
         short = next((name for name, parts in KERNELS.items() if parts == pair), "/".join(pair))
-        for field, value in (("dtype", dtype), ("device", device), ("kernels", short), ("threads", threads)):
+        chosen = {"dtype": dtype, "device": device, "kernels": short, "threads": threads}
+        for field, value in {**chosen, "reduced_precision": reduced_precision}.items():
             object.__setattr__(self, field, value)
 
     @property
@@ -82,13 +83,18 @@ class NumericContract:
 
     def apply(self) -> None:
         """Puts the process-wide settings in force, whatever the caller had set (see `process`)."""
-        # the paper's surface leaves cuDNN's TF32 on in BF16 (the decoder calls no cuDNN operation); FP32 wants it off
-        put_in_force(self.threads, cudnn_tf32=self.dtype in ("bf16", "fp16"))
+        put_in_force(*self._settings)
+
+    @property
+    def _settings(self) -> tuple[int, bool, bool]:
+        """Threads, cuDNN's TF32, reduced precision: the arguments of `process.wanted` and `put_in_force`."""
+        # the paper's surface leaves cuDNN's TF32 on in BF16 (the decoder calls no cuDNN operation); FP32 has it off
+        return self.threads, self.dtype in ("bf16", "fp16"), self.reduced_precision
 
     def require_in_force(self) -> None:
         """InputError when something changed a setting since `apply`: the bits would no longer be this contract's."""
         settings = in_force()
-        for name, expected in wanted(self.threads, cudnn_tf32=self.dtype in ("bf16", "fp16")).items():
+        for name, expected in wanted(*self._settings).items():
             if settings[name] != expected:
                 raise refuse(f"process setting {name}", f"{expected!r} as the numeric contract set it", settings[name])
 
@@ -101,20 +107,6 @@ class NumericContract:
             "linear": self.linear,
             **in_force(),
         }
-
-
-def environment() -> dict[str, str]:
-    """Versions and machine facts that may move bits; recorded in every manifest, compared on resume."""
-    found = {"python": platform.python_version(), "platform": platform.system(), "machine": platform.machine()}
-    for package in ("torch", "safetensors", "tokenizers", "numpy", "scipy", "click"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-    found["mkldnn"] = str(torch.backends.mkldnn.is_available()).lower()
-    found["accelerator"] = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
-    return found
 
 
 def placement(device: str, layers: int) -> list[torch.device]:

@@ -1,18 +1,15 @@
 """The machine under the figures: what it is, how busy it was, and how fast it reads memory."""
 
 import os
-import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.benchmark.timing import Stopwatch
 from experiments.harness.manifest import git_state
-from minimodel.numerics import NumericContract, environment
-
-CPUINFO = Path("/proc/cpuinfo")
+from minimodel.machine import cpu_model, machine_record
+from minimodel.numerics import NumericContract
 
 
 def machine(numeric: NumericContract) -> dict[str, Any]:
@@ -23,18 +20,9 @@ def machine(numeric: NumericContract) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "numeric": numeric.record(),
-        "environment": environment(),
+        "environment": machine_record(),
         **git_state(),
     }
-
-
-def cpu_model() -> str:
-    """The processor's own name where the system tells it."""
-    if CPUINFO.exists():
-        for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def load() -> float:

@@ -1,7 +1,7 @@
 """The cells of the crossing: numeric contracts that differ in one thing at a time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from experiments.harness.options import RunOptions
 from minimodel.numerics import KERNELS, NumericContract
@@ -30,9 +30,7 @@ class Cell:
         return f"{self.dtype}/{self.kernels}"
 
     def numeric(self, options: RunOptions) -> NumericContract:
-        return NumericContract(
-            self.dtype, options.device, attention=self.attention, linear=self.linear, threads=options.threads
-        )
+        return replace(options.numeric(self.dtype), kernels=self.kernels)
 
     @property
     def invariant(self) -> bool:

@@ -9,11 +9,17 @@ from typing import Any
 from decode.contract import Contract
 from experiments.harness.rundir import INFORMATION
 from minimodel.checkpoint import Checkpoint, file_digests
-from minimodel.numerics import NumericContract, environment
+from minimodel.machine import machine_record
+from minimodel.numerics import NumericContract
 
 SCHEMA = "stage-replay-run-v1"
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("minimodel", "decode", "cache", "stats", "experiments")
+# under experiments/: what reads runs, prepares inputs or starts commands, and so decides no row and no verdict
+NO_ROWS = (
+    *("adapt", "benchmark", "crosscheck", "demo", "machine", "plan", "prepare", "published", "report"),
+    *("__main__.py", "launch.py", "paired.py", "show.py", "study.py"),
+)
 
 
 def build_manifest(
@@ -38,7 +44,7 @@ def build_manifest(
         "schema": SCHEMA,
         "experiment": experiment,
         "numeric": records,
-        "environment": environment(),
+        "environment": machine_record(),
         "code_sha256": code_sha256(),
         "checkpoint": file_digests(checkpoint),
         "checkpoint_warnings": list(checkpoint.warnings),
@@ -59,13 +65,19 @@ def build_manifest(
 
 
 def code_sha256() -> str:
-    """Digest of the product's source files, names and contents: another code is another run."""
+    """Returns the digest, over names and contents, of the source files that decide a row's bits or its verdict."""
     digest = hashlib.sha256()
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in deciding_files(ROOT):
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def deciding_files(root: Path) -> list[Path]:
+    """Returns the product's modules without those that only read runs, prepare inputs or start commands."""
+    paths = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
+    without = {root / "experiments" / name for name in NO_ROWS}
+    return [path for path in paths if without.isdisjoint({path, *path.parents})]
 
 
 def git_state() -> dict[str, Any]:

@@ -35,11 +35,14 @@ class RunOptions:
     kernels: str
     attention: str
     linear: str
+    reduced_precision: bool
     fresh: bool
     quiet: bool
 
     def numeric(self, dtype: str) -> NumericContract:
-        return NumericContract(dtype, self.device, self.kernels, self.attention, self.linear, self.threads)
+        return NumericContract(
+            dtype, self.device, self.kernels, self.attention, self.linear, self.threads, self.reduced_precision
+        )
 
     def directory(self, name: str) -> Path:
         """The run directory: --out, or runs/NAME under the working directory."""
@@ -95,6 +98,12 @@ KERNEL_OPTIONS = (
         metavar="KERNEL",
         help=f"Overrides the linear kernel of --kernels. Of {', '.join(LINEAR_KERNELS)}.",
     ),
+)
+REDUCED_PRECISION = click.option(
+    "--reduced-precision/--no-reduced-precision",
+    default=True,
+    show_default=True,
+    help="CUDA only: let BF16 and FP16 products add partial sums in their own dtype, torch's default and the paper's.",
 )
 TASKS = click.option(
     "--tasks",
@@ -152,8 +161,8 @@ def with_options(command: Command, options: Sequence[Decorator]) -> Command:
 
 
 def numeric_options(command: Command) -> Command:
-    """--device or --devices, --threads, --kernels, --attention, --linear."""
-    return with_options(command, [DEVICE, THREADS, *KERNEL_OPTIONS])
+    """--device or --devices, --threads, --kernels, --attention, --linear, --reduced-precision."""
+    return with_options(command, [DEVICE, THREADS, *KERNEL_OPTIONS, REDUCED_PRECISION])
 
 
 def common_options(preflight: int, checkpoint: str = "primary", tasks: bool = True) -> Decorator:
@@ -167,7 +176,7 @@ def common_options(preflight: int, checkpoint: str = "primary", tasks: bool = Tr
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
         wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
         inputs = [checkpoint_option(checkpoint), *((TASKS,) if tasks else ()), out_option(), LIMIT]
-        numeric = [DEVICE, THREADS, *KERNEL_OPTIONS]
+        numeric = [DEVICE, THREADS, *KERNEL_OPTIONS, REDUCED_PRECISION]
         return with_options(wrapped, [QUIET, FRESH, *numeric, *inputs, preflight_option(preflight)])
 
     return decorate

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from minimodel import NumericContract, load_model
 from minimodel.numbers import same_bits
-from minimodel.numerics import DTYPES, environment
+from minimodel.numerics import DTYPES
 from minimodel.process import in_force, wanted
 from tests.conftest import numeric
 from tests.helpers import random_tensor, refused
@@ -23,12 +23,13 @@ TAMPER: dict[str, Callable[[], None]] = {
     "BF16 inside CPU products": lambda: setattr(BACKENDS.mkldnn.matmul, "fp32_precision", "bf16"),
     "cuDNN TF32, old spelling": lambda: setattr(BACKENDS.cudnn, "allow_tf32", True),
     "cuDNN TF32, new spelling": lambda: setattr(BACKENDS.cudnn.conv, "fp32_precision", "tf32"),
-    "BF16 reductions": lambda: setattr(BACKENDS.cuda.matmul, "allow_bf16_reduced_precision_reduction", True),
-    "FP16 reductions": lambda: setattr(BACKENDS.cuda.matmul, "allow_fp16_reduced_precision_reduction", True),
+    "BF16 reductions": lambda: setattr(BACKENDS.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    "FP16 reductions": lambda: setattr(BACKENDS.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
     "FP16 accumulation": lambda: setattr(BACKENDS.cuda.matmul, "allow_fp16_accumulation", True),
     "mkldnn off": lambda: setattr(BACKENDS.mkldnn, "enabled", False),
     "flash attention off": lambda: BACKENDS.cuda.enable_flash_sdp(False),
     "math attention off": lambda: BACKENDS.cuda.enable_math_sdp(False),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
     "autocast": lambda: torch.set_autocast_enabled("cpu", True),
 }
 
@@ -70,7 +71,7 @@ def test_everything_changed_at_once_is_put_right(fresh_threads: None) -> None:
 
 
 def test_wanted_and_in_force_name_the_same_settings() -> None:
-    assert set(wanted(1, False)) == set(in_force())
+    assert set(wanted(1, False, True)) == set(in_force())
 
 
 def test_fp32_switches_tf32_off_and_bf16_is_the_papers_surface() -> None:
@@ -80,6 +81,16 @@ def test_fp32_switches_tf32_off_and_bf16_is_the_papers_surface() -> None:
     assert not BACKENDS.cuda.matmul.allow_tf32 and not BACKENDS.cudnn.allow_tf32
     numeric("bf16").apply()
     assert not BACKENDS.cuda.matmul.allow_tf32 and BACKENDS.cudnn.allow_tf32
+
+
+def test_reduced_precision_is_torchs_default_and_can_be_switched_off() -> None:
+    """Paper: the BF16 surface leaves reduced-precision reduction as torch has it."""
+    for chosen in (True, False):
+        contract = numeric("bf16", reduced_precision=chosen)
+        contract.apply()
+        assert BACKENDS.cuda.matmul.allow_bf16_reduced_precision_reduction == chosen
+        assert contract.record()["bf16_reduced_precision_reduction"] == chosen
+    assert numeric("bf16").reduced_precision
 
 
 def test_bits_survive_a_callers_settings(fresh_threads: None) -> None:
@@ -170,9 +181,3 @@ def test_dtypes_are_the_four() -> None:
         "fp32": torch.float32,
         "fp64": torch.float64,
     }
-
-
-def test_environment_names_the_versions_that_move_bits() -> None:
-    found = environment()
-    assert found["torch"] == torch.__version__ and all(isinstance(value, str) for value in found.values())
-    assert {"python", "safetensors", "tokenizers", "numpy", "scipy", "click", "cpu_capability", "mkldnn"} <= set(found)

@@ -1,0 +1,110 @@
+"""The record of the machine: what it reads, what moves it, and the threads that a parallel region really gets."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from minimodel import machine, process
+from minimodel.machine import machine_record, parallel_threads, variables
+from tests.conftest import numeric
+from tests.helpers import refused
+
+NAMED = {
+    "torch",
+    "cpu",
+    "cpu_features",
+    "cpu_caches",
+    "cpu_capability",
+    "mkl",
+    "onednn",
+    "openmp",
+    "libc",
+    "accelerator",
+}
+MOVING = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE")
+MOVING += ("DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "OMP_THREAD_LIMIT", "OMP_DYNAMIC", "NVIDIA_TF32_OVERRIDE")
+MOVING += ("CUBLAS_WORKSPACE_CONFIG", "GLIBC_TUNABLES")
+REGION = """
+import json, sys, torch
+from minimodel.machine import parallel_threads
+found = []
+for count in map(int, sys.argv[1:]):
+    torch.set_num_threads(count)
+    found.append(parallel_threads())
+print(json.dumps(found))
+"""
+
+
+def in_process(script: str, *arguments: str, **extra: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key not in MOVING}
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, env={**environment, **extra}, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_the_record_is_flat_text_and_names_what_moves_bits() -> None:
+    found = machine_record()
+    assert set(found) >= NAMED and all(isinstance(value, str) and value for value in found.values())
+    assert found["torch"] == torch.__version__, "the version with its build, which package metadata leaves out"
+    assert found == machine_record()
+
+
+def test_features_are_those_that_torch_reports() -> None:
+    found = set(machine_record()["cpu_features"].split())
+    reported = torch.cpu.get_capabilities()
+    assert found == {name for name, has in reported.items() if has is True} and found
+    for name in ("amx_bf16", "avx512_bf16"):
+        assert (name in found) == bool(reported[name])
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_each_variable_that_can_move_bits_is_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(name, raising=False)
+    before = machine_record()
+    monkeypatch.setenv(name, "1")
+    assert name not in before and machine_record() == {**before, name: "1"}
+
+
+def test_variables_that_move_no_bits_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = variables()
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_VERBOSE", "ONEDNN_VERBOSE", "HOME", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    assert variables() == before
+
+
+def test_a_region_gets_the_threads_that_were_set_unless_openmp_limits_them() -> None:
+    counts = ["1", "2", "3", "2"]
+    assert json.loads(in_process(REGION, *counts)) == [1, 2, 3, 2]
+    if machine_record()["openmp_loaded"] == "unknown":
+        pytest.skip("no OpenMP library that can be called here")
+    assert json.loads(in_process(REGION, *counts, OMP_THREAD_LIMIT="1")) == [1, 1, 1, 1]
+    assert json.loads(in_process(REGION, *counts, OMP_THREAD_LIMIT="2")) == [1, 2, 2, 2]
+
+
+def test_fewer_threads_than_set_are_refused_with_their_cause(
+    monkeypatch: pytest.MonkeyPatch, fresh_threads: None
+) -> None:
+    numeric("bf16", threads=2).apply()
+    assert parallel_threads() == 2
+    monkeypatch.setattr(process, "parallel_threads", lambda: 1)
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
+    with refused("threads: expected 2", "found 1 under", "OMP_THREAD_LIMIT=1", "--threads 1"):
+        numeric("bf16", threads=2).apply()
+    numeric("bf16", threads=1).apply()
+
+
+def test_without_openmp_torchs_own_count_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_torch_library", object)
+    assert parallel_threads() == torch.get_num_threads()
+
+
+def test_the_cpu_is_named_with_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "processor\t: 0\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: A CPU\nstepping\t: 8\n"
+    (tmp_path / "cpuinfo").write_text(text + text.replace("143", "144"))
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    assert machine.cpu_model() == "A CPU (family 6, model 143, stepping 8)"
