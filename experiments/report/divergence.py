@@ -8,7 +8,7 @@ from experiments.report.texts import spans
 from experiments.report.values import number, words
 from minimodel.errors import InputError
 
-WIDTH, LANE, TAIL, REST = 860.0, 112.0, 46, 62
+WIDTH, LANE, TAIL, REST = 860.0, 118.0, 40, 62
 
 
 def divergence_drawing(one: View) -> Drawing:
@@ -69,12 +69,14 @@ def _lane(drawing: Drawing, one: View, index: int, top: float) -> None:
     shown = rest if len(rest) <= REST else rest[: REST - 2] + " …"
     drawing.text(326 + width + 10, top + 50, shown, size=13)
     told = f"margin {apart.shown(apart.margins[index], apart.ulps[index])}"
-    followers = [
-        f"{donor} cache in the {recipient} state"
+    moved = [
+        f"; moved into the {recipient} state it gives the same suffix"
         for name, (recipient, donor) in TRANSPLANTED.items()
-        if name in one.row["arms"] and suffix_of(one.row["arms"][name]) == tokens
+        if donor == arm and name in one.row["arms"] and suffix_of(one.row["arms"][name]) == tokens
     ]
-    drawing.text(326, top + 80, told + (f"; followed by the {followers[0]}" if followers else ""), fill="muted")
+    answer = " ".join(str(one.row["arms"][arm].get("answer_text", "")).split())
+    for line, text in enumerate((told + "".join(moved), f"answer: {answer[:REST]}")):
+        drawing.text(326, top + 80 + 18 * line, text, fill="muted")
 
 
 def _drift(drawing: Drawing, one: View) -> None:
@@ -85,10 +87,12 @@ def _drift(drawing: Drawing, one: View) -> None:
     places = [(float(k), str(k)) for k in range(len(layers))]
     drawing.embed(log_curves(places, curves, "layer", "relative L2", height=86), 10, 262, 390)
     assert one.divergence is not None, "checked by the caller"
+    apart = one.divergence
+    enough = apart.margin is not None and apart.margin <= apart.max_drift
     notes = (
         "Left: how far the two boundary caches are apart, by layer.",
-        f"Their boundary logits differ by up to {number(one.divergence.max_drift)}, on average",
-        f"{number(one.divergence.mean_drift)}: enough to turn a choice whose margin is that small.",
+        f"Their boundary logits differ by up to {number(apart.max_drift)},",
+        "at least the smaller margin of the choice." if enough else "less than the smaller margin of the choice.",
     )
     for k, line in enumerate(notes):
-        drawing.text(430, 318 + 22 * k, line, size=13)
+        drawing.text(430, 336 + 22 * k, line, size=13)

@@ -123,10 +123,7 @@ def test_rows_beyond_the_limits_stand_in_script_files_beside_the_page():
     assert set(asked) == set(files) and len(asked) == 230 - page.count("x" * 50_000) > 29
     bodies = {}
     for text in files.values():
-        assert (
-            text.startswith("window.stageReplayRows(")
-            and "</script" not in page.split("<script>")[1][:-20].split("</script>")[0]
-        )
+        assert text.startswith("window.stageReplayRows(")
         bodies |= json.loads(text.removeprefix("window.stageReplayRows(").removesuffix(");\n"))
     assert len(bodies) == len(asked) and not any("<img" in body or "<script" in body for body in bodies.values())
     few, none = render_html(Report("t", (), rows[:20]))
