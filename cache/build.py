@@ -76,7 +76,8 @@ def build_prefill(
         mask = mask.expand(copies, -1, -1, -1)
         hidden = model(tokens[:, part], roles[:, part], positions[:, part], mask, cache, observe, record.enter)
     again = partial(build_prefill, model, state, copies, chunk)
-    return replace(_finish("prefill", model, state, cache, record, hidden, observe), rebuild=again)
+    name = "prefill" if chunk is None or chunk >= len(state) else f"prefill_in_calls_of_{chunk}"
+    return replace(_finish(name, model, state, cache, record, hidden, observe), rebuild=again)
 
 
 def _stepper(model: Decoder, capacity: int, copies: int) -> Stepper:

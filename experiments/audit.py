@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from experiments.harness.exits import DONE, GATE_FAILED, run_command
+from experiments.harness.exits import DONE, GATE_FAILED, run_command, say
 from experiments.harness.joining import SHOWN, Ledger, audit_row, read_ledger_to_join
 from experiments.harness.leaves import compare_leaves
 from experiments.harness.ledger import row_key
@@ -162,7 +162,7 @@ def main(left: Path, right: Path, out: Path | None) -> None:
         if out is not None:
             write_audit(out, *sides, rows, summary, started)
         for line in audit_lines(summary):
-            click.echo(line)
+            say(line)
         return DONE if summary["passed"] else GATE_FAILED
 
     run_command(body, "experiments.audit")

@@ -56,6 +56,9 @@ def adapt(base: Path, out: Path, choices: Choices) -> list[str]:
 
     The directory appears under its name only when it is whole.
     """
+    out = out.resolve()
+    if Path.cwd().is_relative_to(out):
+        raise InputError(f"{out}: expected a new directory, found the working directory or one above it")
     checkpoint = open_checkpoint(base, stock=True)
     _refuse_unknown_dtypes(checkpoint)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -7,6 +7,7 @@ from typing import Any
 from experiments.benchmark.growth import growth_figures
 from experiments.benchmark.tables import growth_table, memory_table, speed_table
 from experiments.harness.ledger import write_whole
+from experiments.harness.rundir import set_aside
 from experiments.report.blocks import Alert, Block, Paragraph, Report, Table, Verdict
 from experiments.report.markdown import markdown_table
 from experiments.report.write import write_report
@@ -21,18 +22,10 @@ def check(directory: Path, fresh: bool) -> None:
         raise InputError(f"{directory}: expected an empty directory, found files; choose --out or --fresh")
 
 
-def set_aside(directory: Path) -> None:
-    """Renames what stands there to the next free NAME.N."""
-    number = 1
-    while directory.with_name(f"{directory.name}.{number}").exists():
-        number += 1
-    directory.rename(directory.with_name(f"{directory.name}.{number}"))
-
-
 def write(document: dict[str, Any], directory: Path) -> None:
     """benchmark.json, report.md, report.html and the drawings; an earlier benchmark is set aside."""
     if directory.exists() and any(directory.iterdir()):
-        set_aside(directory)
+        set_aside(directory, DOCUMENT, ("schema", "machine"))
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False)
     write_whole(directory / DOCUMENT, text + "\n")

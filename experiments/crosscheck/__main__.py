@@ -26,7 +26,7 @@ from experiments.crosscheck.files import compare_files
 from experiments.crosscheck.ledgers import RowPair, common_rows, compare_rows, require_comparable, run_environment
 from experiments.crosscheck.rerun import Rerun
 from experiments.crosscheck.tensors import as_dict
-from experiments.harness.exits import DONE, GATE_FAILED, run_command
+from experiments.harness.exits import DONE, GATE_FAILED, run_command, say
 from experiments.harness.reader import Run, read_run
 from experiments.harness.rundir import INFORMATION
 from minimodel.errors import InputError, refuse
@@ -120,26 +120,26 @@ def _report(
 
 def print_report(report: dict[str, Any], quiet: bool) -> None:
     """The report as lines: environment, rows, explanations, verdict."""
-    click.echo(f"A: {report['left']}\nB: {report['right']}")
+    say(f"A: {report['left']}\nB: {report['right']}")
     for line in report["environment"]:
-        click.echo(f"environment: {line.removeprefix('environment.')}")
+        say(f"environment: {line.removeprefix('environment.')}")
     explained = report["findings"]
     for row in report["rows"]:
         if row["equal"]:
             if not quiet:
-                click.echo(f"row {row['row']}: equal ({row['fields']} fields)")
+                say(f"row {row['row']}: equal ({row['fields']} fields)")
             continue
         faults = row["differing"] + row["one_sided"]
-        click.echo(f"row {row['row']}: differs in {len(faults)} fields")
+        say(f"row {row['row']}: differs in {len(faults)} fields")
         for line in faults[:SHOWN] if row["row"] in explained else faults[:1]:
-            click.echo(f"  {line}")
+            say(f"  {line}")
         if row["row"] in explained and len(faults) > SHOWN:
-            click.echo(f"  and {len(faults) - SHOWN} more")
+            say(f"  and {len(faults) - SHOWN} more")
     for row, findings in explained.items():
         for finding in findings:
             for line in finding["lines"]:
-                click.echo(f"{'row ' + row + ': ' if row else ''}{line}")
-    click.echo(f"{'equal' if report['equal'] else 'different'}: {report['verdict']}")
+                say(f"{'row ' + row + ': ' if row else ''}{line}")
+    say(f"{'equal' if report['equal'] else 'different'}: {report['verdict']}")
 
 
 @click.command(help=__doc__)

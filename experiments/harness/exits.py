@@ -1,30 +1,36 @@
 """Exit codes and interruptions, the same for every command.
 
-0 done; 2 bad input or usage (one line: what, where, expected, found); 3 an integrity gate failed; 130 interrupted.
+0 done; 2 bad input or usage (one line: what, where, expected, found); 3 an integrity gate failed; 130 interrupted; 141
+whoever read stdout or stderr has closed it (128 + SIGPIPE, as of any program of a pipe).
 """
 
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
+from experiments import end_quietly
 from experiments.harness import ranks
 from minimodel.errors import InputError
 from stats.errors import StatsInputError
 
-DONE, BAD_INPUT, GATE_FAILED, INTERRUPTED = 0, 2, 3, 130
+DONE, BAD_INPUT, GATE_FAILED, INTERRUPTED, PIPE_CLOSED = 0, 2, 3, 130, 141
+NO_MEMORY = "error: memory: expected more free memory or address space (see ulimit -v), found too little"
 
 
 def run_command(command: Callable[[], int], module: str, resumes: bool = True) -> None:
     """Runs a command's body and exits with its code; bad input becomes one line on stderr and code 2.
 
     SIGTERM is taken like Ctrl-C: the row at hand is abandoned, what is written stays, the resuming command is shown.
-    Of several ranks the first that fails speaks; the others end with its code.
+    Of several ranks only the first that fails prints; the others end with its code.
     """
+    if signal.getsignal(signal.SIGINT) is end_quietly:  # the imports are over
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         ranks.require_sharded(module)
@@ -34,6 +40,14 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True) -
         code = failure.code
     except (InputError, StatsInputError) as error:
         code = _told(BAD_INPUT, f"error: {one_line(error)}")
+    except BrokenPipeError as error:
+        code = _broken(error)
+    except MemoryError:
+        code = _told(BAD_INPUT, NO_MEMORY)
+    except RuntimeError as error:
+        if not _is_allocation(error):
+            raise
+        code = _told(BAD_INPUT, NO_MEMORY)
     except OSError as error:
         code = _told(BAD_INPUT, f"error: {error.filename or 'file'}: {error.strerror or one_line(error)}")
     except KeyboardInterrupt:
@@ -41,6 +55,7 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True) -
         code = _told(INTERRUPTED, *lines[: 1 + resumes])
     finally:
         signal.signal(signal.SIGTERM, previous)
+    _give_up_output()
     sys.exit(code)
 
 
@@ -48,9 +63,32 @@ def _told(code: int, *lines: str) -> int:
     """Says the lines, unless another rank of this job has failed first and spoken."""
     job = _job()
     if job is None or job.fail(code):
-        for line in lines:
-            click.echo(line, err=True)
+        with suppress(BrokenPipeError):
+            for line in lines:
+                say(line, err=True)
     return code
+
+
+def _broken(error: BrokenPipeError) -> int:
+    """The code for a closed stdout or stderr, in silence: nobody is left to read a line. A named pipe is an error."""
+    if error.filename is not None:
+        return _told(BAD_INPUT, f"error: {error.filename}: {error.strerror}")
+    return _told(PIPE_CLOSED)
+
+
+def _give_up_output() -> None:
+    """Sends nowhere what a closed or full output did not take: the interpreter would fail on it again at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError, ValueError):  # ValueError: a stream without a file, as a test runner's
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _is_allocation(error: RuntimeError) -> bool:
+    """Whether torch could not allocate: a class of its own on an accelerator, a plain RuntimeError on the CPU."""
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
 
 
 def _job() -> ranks.Ranks | None:
@@ -72,6 +110,19 @@ def resume_command(module: str) -> str:
 def one_line(error: object) -> str:
     """A message without line breaks or control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
+
+
+def say(text: str, err: bool = False) -> None:
+    """Prints a text line by line as `readable` gives it."""
+    click.echo("\n".join(map(readable, text.split("\n"))), err=err)
+
+
+def readable(text: str) -> str:
+    """Returns the text with every character that is not printable as its escape.
+
+    An id or a path may hold a terminal's control sequences, or half a character where it is not UTF-8.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _interrupt(signum: int, frame: Any) -> None:

@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.canonical import canonical, unseal
-from experiments.harness.ledger import append_line, append_row, drop_tail, lock, row_key, torn_bytes
+from experiments.harness.canonical import canonical
+from experiments.harness.ledger import (
+    append_line,
+    append_row,
+    drop_tail,
+    lock,
+    open_own,
+    row_key,
+    unsealed,
+    whole_lines,
+)
 from minimodel.errors import InputError
 
 PARTIAL = "partial"
@@ -53,7 +62,7 @@ class Line:
         with open(self.path, "rb") as file:
             file.seek(self.start)
             text = file.read(self.stop - self.start)
-        return text.decode("ascii", "replace"), _unsealed(text, f"{self.path} line {self.number}")
+        return text.decode("ascii", "replace"), unsealed(text, f"{self.path} line {self.number}")
 
 
 def require_unheld(run: Path) -> None:
@@ -66,7 +75,7 @@ def drop_torn(run: Path) -> int:
     """Cuts torn last lines off rows and timing; returns how many bytes of rows. Nobody may be writing."""
     dropped = 0
     for path in _files(run):
-        torn = torn_bytes(path)
+        torn = whole_lines(path)[1]
         if torn:
             drop_tail(path, torn)
             dropped += torn if path in _ledgers(run) else 0
@@ -83,7 +92,7 @@ def scan(run: Path, keys: list[str], written: list[str | None]) -> dict[int, Lin
     for path in _ledgers(run):
         timings = _timings(path.with_name(path.name.replace("rows-", "timing-")))
         start = 0
-        with open(path, "rb") as file:
+        with open(open_own(path, os.O_RDONLY), "rb") as file:
             for number, text in enumerate(file, start=1):
                 where, stop = f"{path} line {number}", start + len(text)
                 if not text.endswith(b"\n"):
@@ -117,24 +126,17 @@ def _ledgers(run: Path) -> list[Path]:
 
 
 def _indexed(text: bytes, where: str, keys: list[str]) -> tuple[int, Row]:
-    row = _unsealed(text, where)
+    row = unsealed(text, where)
     index = row.get("index")
     if type(index) is not int or not 0 <= index < len(keys) or row_key(row) != keys[index]:
         raise InputError(f"{where}: expected a row of this run's manifest, found {index!r} {row.get('row')!r:.80}")
     return index, row
 
 
-def _unsealed(text: bytes, where: str) -> Row:
-    try:
-        return unseal(text.decode("ascii"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: expected an intact row, found damage ({error})") from None
-
-
 def _timings(path: Path) -> dict[str, str]:
-    """Row name to timing line; times are told, not asked: a line that cannot be read is left out."""
+    """Returns the timing lines by row name; one that cannot be read is left out, as no result depends on it."""
     found = {}
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    for line in whole_lines(path)[0]:
         try:
             found[str(json.loads(line)["row"])] = line.decode("ascii")
         except (ValueError, KeyError, TypeError):

@@ -5,7 +5,7 @@ import time
 
 import click
 
-from experiments.harness.exits import one_line
+from experiments.harness.exits import one_line, say
 
 PLAIN_SECONDS = 10.0
 TERMINAL_SECONDS = 0.1
@@ -55,7 +55,9 @@ class Progress:
     def note(self, text: str) -> None:
         """A line that stays."""
         if not self.quiet:
-            click.echo(("\r\033[K" if self._terminal else "") + text, err=True)
+            if self._terminal:
+                click.echo("\r\033[K", nl=False, err=True)
+            say(text, err=True)
 
     def close(self) -> None:
         if self._terminal and not self.quiet:

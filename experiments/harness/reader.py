@@ -63,6 +63,11 @@ def read_run(path: Path) -> Run:
     for key, kind in (("experiment", str), ("numeric", list), ("row_order", list)):
         if not isinstance(manifest.get(key), kind):
             raise refuse(f"{path / MANIFEST}: {key}", f"a {kind.__name__}", manifest.get(key))
+    numeric = manifest["numeric"]
+    if not numeric or not all(isinstance(one, dict) and isinstance(one.get("dtype"), str) for one in numeric):
+        raise refuse(f"{path / MANIFEST}: numeric", "at least one numeric contract, each with its dtype", numeric)
+    if not all(isinstance(name, str) for name in manifest["row_order"]):
+        raise refuse(f"{path / MANIFEST}: row_order", "a list of row ids", manifest["row_order"])
     rows, torn = read_ledger(path / ROWS, manifest["row_order"])
     summary = None
     if not torn and len(rows) == len(manifest["row_order"]) and (path / SUMMARY).exists():

@@ -16,13 +16,14 @@ from experiments.harness.ledger import (
     read_ledger,
     require_distinct,
     row_key,
-    torn_bytes,
+    whole_lines,
     write_whole,
 )
 from minimodel.errors import InputError
-from minimodel.files import read_json_object
+from minimodel.files import MAX_JSON_BYTES, read_json_object
 
 MANIFEST, ROWS, TIMING, SUMMARY, REPORT = "manifest.json", "rows.jsonl", "timing.jsonl", "summary.json", "report.md"
+LOCK = ".lock"
 INFORMATION = "information"  # the one part of a manifest that may differ on resume: paths, commit, command
 
 
@@ -34,31 +35,31 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any], fresh: bool) -> None:
-        """Creates or reopens the run. InputError when another process holds it or its manifest differs."""
+        """Creates or reopens the run. InputError, with nothing written, when it is another run or no run, or too large
+        to be read back, or another process holds it.
+        """
         self.path = path
         if fresh and path.exists():
-            _set_aside(path)
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = lock(path / ".lock", path)
+            set_aside(path, MANIFEST, ("schema", "row_order"), LOCK)
+        plain = json.loads(canonical(manifest))
+        _require_takeable(path, plain)  # before a lock file is put there, and again once the lock is held
+        path.resolve().mkdir(parents=True, exist_ok=True)  # where a link leads, nothing may stand yet
+        self._lock = lock(path / LOCK, path)
         try:
-            self._open(path, json.loads(canonical(manifest)))
+            _require_takeable(path, plain)
+            self._open(path, plain)
         except BaseException:
             self.close()
             raise
 
     def _open(self, path: Path, manifest: dict[str, Any]) -> None:
-        if (path / MANIFEST).exists():
-            _require_same(manifest, read_json_object(path / MANIFEST), path / MANIFEST)
-        elif any(entry.name not in (".lock", MANIFEST + ".part") for entry in path.iterdir()):
-            raise InputError(f"{path}: expected a run directory or an empty one, found files without {MANIFEST}")
-        else:
-            write_whole(path / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=True, allow_nan=False) + "\n")
+        if not (path / MANIFEST).exists():
+            write_whole(path / MANIFEST, _manifest_text(manifest))
         self.manifest = manifest
-        require_distinct(manifest["row_order"], f"{path / MANIFEST}: row_order")
         self.rows, self.dropped = read_ledger(path / ROWS, manifest["row_order"])
         if self.dropped:
             drop_tail(path / ROWS, self.dropped)
-        torn = torn_bytes(path / TIMING)
+        torn = whole_lines(path / TIMING)[1]
         if torn:  # the next line would otherwise be glued to it
             drop_tail(path / TIMING, torn)
         self._written: list[str | None] = [row["row_sha256"] for row in self.rows]
@@ -82,7 +83,7 @@ class RunDirectory:
         append_line(self.path / TIMING, canonical(timing))
 
     def take(self, index: int) -> dict[str, Any] | None:
-        """Row `index` where it is there already, from a partial ledger its line is moved to the end of `rows.jsonl`."""
+        """Returns row `index` if it is there. A row in a partial ledger is first appended to `rows.jsonl`."""
         if index < len(self.rows):
             return self.rows[index]
         line = self.waiting.pop(index, None)
@@ -119,13 +120,45 @@ class RunDirectory:
         os.close(self._lock)
 
 
-def _set_aside(path: Path) -> None:
-    """Renames the old run to the next free NAME.N beside it."""
-    os.close(lock(path / ".lock", path))
+def _manifest_text(manifest: dict[str, Any]) -> str:
+    return json.dumps(manifest, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def _require_takeable(path: Path, manifest: dict[str, Any]) -> None:
+    """InputError unless `path` is this run, or nothing, or an empty directory, and the manifest can be read back."""
+    require_distinct(manifest["row_order"], f"{path / MANIFEST}: row_order")
+    size = len(_manifest_text(manifest))
+    if size > MAX_JSON_BYTES:
+        raise InputError(
+            f"{path / MANIFEST}: expected at most {MAX_JSON_BYTES} bytes, found {size} for "
+            f"{len(manifest['row_order'])} rows; take shorter ids, or share the tasks out over several runs"
+        )
+    if (path / MANIFEST).exists():
+        _require_same(manifest, read_json_object(path / MANIFEST), path / MANIFEST)
+    elif path.exists() and any(entry.name not in (LOCK, MANIFEST + ".part") for entry in path.iterdir()):
+        raise InputError(f"{path}: expected a run directory or an empty one, found files without {MANIFEST}")
+
+
+def set_aside(path: Path, document: str, keys: tuple[str, ...], lock_name: str = "") -> None:
+    """Renames a directory that holds `document`, a JSON object with `keys`, to the next free NAME.N beside it.
+
+    InputError, with nothing touched, for a directory of anything else, for one that the working directory lies in, and
+    for one whose lock is held. An empty directory stays.
+    """
+    place = path.resolve()
+    if not any(entry.name != lock_name for entry in place.iterdir()):
+        return
+    found = read_json_object(path / document) if (path / document).is_file() else {}
+    if not all(key in found for key in keys):
+        raise InputError(f"{path}: expected a directory made by this command to set aside, found no {document} of one")
+    if Path.cwd().is_relative_to(place):
+        raise InputError(f"{path}: expected a directory to set aside, found the working directory or one above it")
+    if lock_name:
+        os.close(lock(place / lock_name, path))
     number = 1
-    while path.with_name(f"{path.name}.{number}").exists():
+    while place.with_name(f"{place.name}.{number}").exists():
         number += 1
-    path.rename(path.with_name(f"{path.name}.{number}"))
+    place.rename(place.with_name(f"{place.name}.{number}"))
 
 
 def require_same_manifest(wanted: dict[str, Any], path: Path) -> None:

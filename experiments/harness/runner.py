@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import click
-
 from experiments.harness import ranks
-from experiments.harness.exits import DONE, GATE_FAILED, one_line
+from experiments.harness.exits import DONE, GATE_FAILED, one_line, say
 from experiments.harness.progress import Progress
 from experiments.harness.rowloop import Plan, decode_row, preflight_failure
 from experiments.harness.rundir import RunDirectory
@@ -47,15 +45,15 @@ def _run(plan: Plan, directory: RunDirectory, job: ranks.Ranks | None, quiet: bo
     stopped = _run_rows(plan, directory, progress) if job is None else lead(plan, directory, progress, job)
     progress.close()
     if stopped:
-        click.echo(f"preflight failed: {one_line(stopped)}; the run in {out} stopped before the remaining rows")
+        say(f"preflight failed: {one_line(stopped)}; the run in {out} stopped before the remaining rows")
         return GATE_FAILED
     summary = plan.summarise(directory.written())
     directory.finish(summary, run_report(directory.manifest, summary))
     for line in plan.closing(summary):
-        click.echo(line)
-    click.echo(f"run: {out}")
+        say(line)
+    say(f"run: {out}")
     for line in plan.notes():
-        click.echo(line, err=True)
+        say(line, err=True)
     return DONE if summary["passed"] else GATE_FAILED
 
 

@@ -31,7 +31,7 @@ class Trace:
     """
 
     def __init__(self, last: int | None = None) -> None:
-        self._last, self._length = last, 0
+        self._last, self._length, self._largest = last, 0, 0
         self._calls: deque[tuple[int, dict[str, Tensor]]] = deque()  # (slots through this call, its steps)
         self.steps: list[str] = []  # names in forward order, each once
 
@@ -40,6 +40,7 @@ class Trace:
         require_equal_copies(tensor, name)
         if name == FIRST_STEP:
             self._length += tensor.shape[1]
+            self._largest = max(self._largest, tensor.shape[1])
             self._calls.append((self._length, {}))
             self._forget()
         assert self._calls and name not in self._calls[-1][1], f"step {name} out of order"
@@ -68,11 +69,16 @@ class Trace:
             "functional_sha256": boundary.record.sha256(),
             "contract": contract_record(boundary.state.contract),
             # one call: step by step over all slots; more: slot by slot over all steps
-            "calls": "one" if self._calls[-1][1][FIRST_STEP].shape[1] == self._length else "one a token",
+            "calls": self._kind_of_calls(),
             "stop": self._length,  # the last token of every tensor is slot stop - 1
             "steps": self.steps,
         }
         write_tensors(path, SCHEMA, header, provenance, self.tensors())
+
+    def _kind_of_calls(self) -> str:
+        if self._largest == self._length:
+            return "one"
+        return "one a token" if self._largest == 1 else f"one for {self._largest} tokens"
 
     def _forget(self) -> None:
         """Drops the calls that no kept slot belongs to."""

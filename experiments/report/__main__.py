@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.exits import DONE, GATE_FAILED, run_command
+from experiments.harness.exits import DONE, GATE_FAILED, run_command, say
 from experiments.report.blocks import Report
 from experiments.report.overview import contract_section, environment, glance
 from experiments.report.rows import row_entries
@@ -56,8 +56,8 @@ def main(runs: tuple[Path, ...], out: Path) -> None:
         page = write_report(build_report(read), out)
         faults = [fault for run in read for fault in run.faults()]
         for fault in faults:
-            click.echo(f"FAILED: {fault}")
-        click.echo(f"report: {page}")
+            say(f"FAILED: {fault}")
+        say(f"report: {page}")
         return GATE_FAILED if faults else DONE
 
     run_command(body, "experiments.report", resumes=False)

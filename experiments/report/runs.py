@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.exits import readable
 from experiments.harness.ledger import row_key
 from experiments.harness.reader import read_run
 from experiments.harness.rundir import MANIFEST
@@ -106,7 +107,9 @@ def _read_run(path: Path, anchor: str) -> Run:
     run = read_run(path)
     if not isinstance(run.manifest.get("environment"), dict):
         raise refuse(f"{path / MANIFEST}: environment", "an object", run.manifest.get("environment"))
-    return Run(path, path.name, anchor, run.manifest, list(run.rows.values()), run.summary, _timing(path / TIMING))
+    return Run(
+        path, readable(path.name), anchor, run.manifest, list(run.rows.values()), run.summary, _timing(path / TIMING)
+    )
 
 
 def _timing(path: Path) -> list[dict[str, Any]]:
