@@ -7,25 +7,28 @@ from typing import Any
 from experiments.benchmark.growth import growth_figures
 from experiments.benchmark.tables import growth_table, memory_table, speed_table
 from experiments.harness.ledger import write_whole
-from experiments.harness.rundir import set_aside
+from experiments.harness.rundir import require_own, set_aside
 from experiments.report.blocks import Alert, Block, Paragraph, Report, Table, Verdict
 from experiments.report.markdown import markdown_table
 from experiments.report.write import write_report
 from minimodel.errors import InputError
 
 DOCUMENT = "benchmark.json"
+KEYS = ("schema", "machine")  # what tells a benchmark from other people's files
 
 
 def check(directory: Path, fresh: bool) -> None:
-    """InputError where files stand and `fresh` would not set them aside; writes nothing."""
-    if not fresh and directory.exists() and any(directory.iterdir()):
+    """InputError where files stand that would not be set aside; writes nothing."""
+    if fresh and directory.exists():
+        require_own(directory, DOCUMENT, KEYS)
+    elif directory.exists() and any(directory.iterdir()):
         raise InputError(f"{directory}: expected an empty directory, found files; choose --out or --fresh")
 
 
 def write(document: dict[str, Any], directory: Path) -> None:
     """benchmark.json, report.md, report.html and the drawings; an earlier benchmark is set aside."""
     if directory.exists() and any(directory.iterdir()):
-        set_aside(directory, DOCUMENT, ("schema", "machine"))
+        set_aside(directory, DOCUMENT, KEYS)
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False)
     write_whole(directory / DOCUMENT, text + "\n")

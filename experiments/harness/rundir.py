@@ -145,20 +145,28 @@ def set_aside(path: Path, document: str, keys: tuple[str, ...], lock_name: str =
     InputError, with nothing touched, for a directory of anything else, for one that the working directory lies in, and
     for one whose lock is held. An empty directory stays.
     """
-    place = path.resolve()
-    if not any(entry.name != lock_name for entry in place.iterdir()):
+    if not require_own(path, document, keys, lock_name):
         return
-    found = read_json_object(path / document) if (path / document).is_file() else {}
-    if not all(key in found for key in keys):
-        raise InputError(f"{path}: expected a directory made by this command to set aside, found no {document} of one")
-    if Path.cwd().is_relative_to(place):
-        raise InputError(f"{path}: expected a directory to set aside, found the working directory or one above it")
+    place = path.resolve()
     if lock_name:
         os.close(lock(place / lock_name, path))
     number = 1
     while place.with_name(f"{place.name}.{number}").exists():
         number += 1
     place.rename(place.with_name(f"{place.name}.{number}"))
+
+
+def require_own(path: Path, document: str, keys: tuple[str, ...], lock_name: str = "") -> bool:
+    """Returns whether there is something to set aside. InputError, as `set_aside` says, for what is not; writes nothing."""
+    place = path.resolve()
+    if not any(entry.name != lock_name for entry in place.iterdir()):
+        return False
+    found = read_json_object(path / document) if (path / document).is_file() else {}
+    if not all(key in found for key in keys):
+        raise InputError(f"{path}: expected a directory made by this command to set aside, found no {document} of one")
+    if Path.cwd().is_relative_to(place):
+        raise InputError(f"{path}: expected a directory to set aside, found the working directory or one above it")
+    return True
 
 
 def require_same_manifest(wanted: dict[str, Any], path: Path) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from decode import Contract, State
@@ -56,3 +57,35 @@ def test_bad_bases_and_options_are_one_line_and_leave_nothing(tmp_path: Path, ti
     edit_json(base / "config.json", vocab_size=258)  # fewer rows than the tokenizer's ids
     assert run("--base", base, "--out", tmp_path / "out").exit_code == 2
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.part").exists()
+
+
+@pytest.mark.parametrize("spelling", [".", "./", "..", "../here/."])
+def test_the_working_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str) -> None:
+    base = write_base(tmp_path / "base")
+    here = tmp_path / "around" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    result = run("--base", base, "--out", spelling)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
+    assert "expected a new directory, found the working directory or one above it" in result.stderr
+    assert [path.name for path in (tmp_path / "around").rglob("*")] == ["here"]
+    assert run("--base", base, "--out", "new").exit_code == 0, "the control: a directory below it"
+    assert Contract.load(here / "new")
+
+
+def test_a_snapshot_of_the_hub_cache_is_a_base(tmp_path: Path) -> None:
+    """hf download puts every file under blobs/ and fills snapshots/REVISION with links to them."""
+    base, model = write_base(tmp_path / "base"), tmp_path / "hub" / "models--a--b"
+    snapshot = model / "snapshots" / "0a1b"
+    snapshot.mkdir(parents=True)
+    (model / "blobs").mkdir()
+    for path in base.iterdir():
+        path.rename(model / "blobs" / f"blob-of-{path.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/blob-of-{path.name}")
+    result = run("--base", snapshot, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    (snapshot / "config.json").unlink()
+    (tmp_path / "config.json").write_bytes((model / "blobs" / "blob-of-config.json").read_bytes())
+    (snapshot / "config.json").symlink_to(tmp_path / "config.json")
+    result = run("--base", snapshot, "--out", tmp_path / "other")
+    assert result.exit_code == 2 and "--local-dir" in result.stderr, "the control: a link out of the model's folder"

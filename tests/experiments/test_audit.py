@@ -152,3 +152,19 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     shutil.copytree(path, torn)
     (torn / "rows.jsonl").write_bytes((torn / "rows.jsonl").read_bytes()[:-5])
     assert "expected a finished run" in one_line(call("audit", torn, FIXED, cwd=study))
+
+
+def test_a_terminals_control_sequence_in_an_id_is_shown_as_its_escape(study, tmp_path):
+    """Ids come out of files that somebody else wrote."""
+    escape, shown = "t\x1b]0;owned\x07", "t\\x1b]0;owned\\x07"
+
+    def rename(rows):
+        rows[0]["row"] = escape
+        rows[0]["arms"]["live"]["suffix"][0] ^= 1
+
+    hostile = altered(study / MATRIX, tmp_path / "hostile", rename)
+    done = audit(study, hostile, MATRIX, expected=3)
+    assert shown in done.output and "\x1b" not in done.output
+    twin = altered(hostile, tmp_path / "twin", lambda rows: rows[0]["arms"]["live"]["suffix"].append(1))
+    crossed = call("crosscheck", hostile, twin, "--no-rerun", cwd=study)
+    assert crossed.exit_code == 3 and shown in crossed.output and "\x1b" not in crossed.output

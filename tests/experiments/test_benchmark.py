@@ -139,4 +139,8 @@ def test_an_earlier_benchmark_is_kept(place: Path, tmp_path: Path) -> None:
     assert bench(place, "twice", *few).exit_code == 0
     assert "--fresh" in one_line(bench(place, "twice", *few))
     assert bench(place, "twice", *few, "--fresh").exit_code == 0
+    (place / "mine").mkdir()
+    (place / "mine" / "thesis.txt").write_text("x")
+    assert "found no benchmark.json" in one_line(bench(place, "mine", *few, "--fresh"))
+    assert [path.name for path in place.glob("mine*")] == ["mine"]
     assert document(place, "twice")["rows"] and document(place, "twice.1")["rows"]

@@ -113,8 +113,10 @@ def test_a_stale_cache_row(
 ) -> None:
     layer, slot = 1, 9
 
-    def keep_old(model: Decoder, ids: Any, roles: Any, positions: Any, mask: Any, cache: KVCache, observe: Any) -> Any:
-        hidden = model(ids, roles, positions, mask, cache, observe)
+    def keep_old(
+        model: Decoder, ids: Any, roles: Any, positions: Any, mask: Any, cache: KVCache, *observers: Any
+    ) -> Any:
+        hidden = model(ids, roles, positions, mask, cache, *observers)
         if len(cache) == slot + 1:
             cache.keys(layer)[:, :, slot] = cache.keys(layer)[:, :, slot - 1]
         return hidden

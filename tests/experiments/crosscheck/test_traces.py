@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cache import Boundary, build_prefill
+from cache.boundary import SCHEMA as BOUNDARY
 from cache.storage import Provenance, open_tensors
 from decode import State
 from experiments.harness.trace import SCHEMA as TRACE
@@ -15,6 +17,8 @@ from minimodel.numbers import bits
 from tests.experiments.crosscheck.recordings import BUILD
 from tests.experiments.crosschecks import checked, run
 from tests.helpers import refused
+
+FILES = ("boundary", "trace")
 
 
 def test_live_and_prefill_traces_have_the_same_names_and_can_be_compared(genuine: dict[str, Path]) -> None:
@@ -45,3 +49,28 @@ def test_the_size_of_a_trace_is_foreseen(genuine: dict[str, Path], bf16: Decoder
     require_room(bf16.config, "bf16", 1000)
     with refused("--trace-last", str(10**9)):
         require_room(bf16.config, "bf16", 10**9)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "construction", "calls"),
+    [
+        (None, "prefill", "one"),
+        (10_000, "prefill", "one"),
+        (3, "prefill_in_calls_of_3", "one for 3 tokens"),
+        (1, "prefill_in_calls_of_1", "one a token"),
+    ],
+)
+def test_a_prefill_of_several_calls_says_so_in_both_files(
+    bf16: Decoder, tmp_path: Path, state: State, provenance: Provenance, chunk: int, construction: str, calls: str
+) -> None:
+    """Also where the trace kept the last slots alone: the last call of several may be a single token."""
+    for last in (None, 1):
+        trace = Trace(last)
+        boundary = build_prefill(bf16, state, chunk=chunk, observe=trace.observe)
+        boundary.save(tmp_path / "boundary.safetensors", provenance, "r")
+        trace.save(tmp_path / "trace.safetensors", boundary, provenance, "r")
+        headers = [open_tensors(tmp_path / f"{name}.safetensors", (TRACE, BOUNDARY)).header for name in FILES]
+        assert [header["construction"] for header in headers] == [construction] * 2
+        assert headers[1]["calls"] == calls
+        loaded = Boundary.load(tmp_path / "boundary.safetensors", state.contract, provenance)
+        assert loaded.construction == boundary.construction == boundary.replica().construction
