@@ -157,7 +157,7 @@ def set_aside(path: Path, document: str, keys: tuple[str, ...], lock_name: str =
 
 
 def require_own(path: Path, document: str, keys: tuple[str, ...], lock_name: str = "") -> bool:
-    """Returns whether there is something to set aside. InputError, as `set_aside` says, for what is not; writes nothing."""
+    """Returns whether there is anything to set aside; InputError, as in `set_aside`, where it is not ours."""
     place = path.resolve()
     if not any(entry.name != lock_name for entry in place.iterdir()):
         return False
