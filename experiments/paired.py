@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stats.errors import StatsInputError
+from experiments.harness.exits import DONE, run_command
+from experiments.harness.records import read_records
+from minimodel.errors import InputError
 from stats.intervals import SEED, Proportion
 from stats.paired import PairedResult, compare_results, unique_labels
 
@@ -20,8 +20,8 @@ _ABSENT = object()
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("left", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("right", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("left", type=click.Path(path_type=Path))
+@click.argument("right", type=click.Path(path_type=Path))
 @click.option("--id", "id_field", default="id", show_default=True, metavar="FIELD", help="Field that names the item.")
 @click.option(
     "--correct",
@@ -43,62 +43,29 @@ def main(left: Path, right: Path, id_field: str, correct_field: str, seed: int, 
 
     Exit code 2: a file is malformed, an id is missing or repeated, or the two sides have different ids.
     """
-    try:
+
+    def body() -> int:
         sides = [unique_labels(read_labels(path, id_field, correct_field), str(path)) for path in (left, right)]
         result = compare_results(sides[0], sides[1], seed=seed)
-    except StatsInputError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
-    if as_json:
-        click.echo(json.dumps(result.as_dict(), indent=2, allow_nan=False))
-    else:
-        _print_lines(result)
+        if as_json:
+            click.echo(json.dumps(result.as_dict(), indent=2, allow_nan=False))
+        else:
+            _print_lines(result)
+        return DONE
+
+    run_command(body, "experiments.paired", resumes=False)
 
 
 def read_labels(path: Path, id_field: str, correct_field: str) -> Iterator[tuple[str, bool]]:
-    """(id, correct) of each item of a JSONL or CSV file. Raises StatsInputError, naming the line, for bad ones."""
-    records = _csv_records if path.suffix.lower() == ".csv" else _jsonl_records
-    try:
-        for where, record in records(path):
-            yield (
-                _item_id(where, id_field, _field(record, id_field)),
-                _label(where, correct_field, _field(record, correct_field)),
-            )
-    except OSError as error:
-        raise StatsInputError(f"{path}: expected a readable file, found {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise StatsInputError(f"{path}: expected UTF-8 text, found {error}") from error
-
-
-def _csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            header = next(reader, [])
-            if len(set(header)) != len(header):
-                raise StatsInputError(f"{path}: expected distinct column names, found {header[:8]}")
-            for cells in filter(None, reader):
-                where = f"{path} line {reader.line_num}"
-                if len(cells) != len(header):
-                    raise StatsInputError(f"{where}: expected {len(header)} cells, found {len(cells)}")
-                yield where, dict(zip(header, cells, strict=True))
-        except csv.Error as error:
-            raise StatsInputError(f"{path} line {reader.line_num}: expected CSV, found {error}") from error
-
-
-def _jsonl_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            if line.isspace():
-                continue
-            where = f"{path} line {number}"
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise StatsInputError(f"{where}: expected a JSON object, found {error}") from error
-            if not isinstance(record, dict):
-                raise StatsInputError(f"{where}: expected a JSON object, found {type(record).__name__}")
-            yield where, record
+    """Yields (id, correct) per item of a JSONL or CSV file. InputError or StatsInputError names a bad line."""
+    for line, record in read_records(path):
+        where = f"{path} line {line}"
+        if isinstance(record, str):
+            raise InputError(f"{where}: {record}")
+        yield (
+            _item_id(where, id_field, _field(record, id_field)),
+            _label(where, correct_field, _field(record, correct_field)),
+        )
 
 
 def _field(record: dict[str, Any], name: str) -> object:
@@ -115,16 +82,14 @@ def _field(record: dict[str, Any], name: str) -> object:
 
 def _item_id(where: str, field: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise StatsInputError(
-            f"{where}: expected an id (text or a whole number) in field {field!r}, found {_shown(value)}"
-        )
+        raise InputError(f"{where}: expected an id (text or a whole number) in field {field!r}, found {_shown(value)}")
     return str(value)
 
 
 def _label(where: str, field: str, value: object) -> bool:
     label = _LABELS.get(str(value).strip().lower()) if isinstance(value, (bool, int, float, str)) else None
     if label is None:
-        raise StatsInputError(f"{where}: expected true/false or 1/0 in field {field!r}, found {_shown(value)}")
+        raise InputError(f"{where}: expected true/false or 1/0 in field {field!r}, found {_shown(value)}")
     return label
 
 

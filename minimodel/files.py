@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from minimodel.errors import InputError
 
 MAX_JSON_BYTES = 16 * 1024 * 1024  # parsed, the worst JSON takes fifty times its bytes; a large index has 0.2 MB
+BOM = b"\xef\xbb\xbf"  # UTF-8's byte-order mark, which spreadsheets and some editors write
 MAX_NAME_BYTES = 255  # what file systems allow
 Identity = tuple[int, int, int, int, int]  # device, inode, size, time of the last write, time of the last change
 
@@ -120,17 +122,22 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def parse_json(data: bytes, where: object) -> Any:
+def parse_json(data: bytes, where: object, parse_float: Callable[[str], Any] = float) -> Any:
     """Strict JSON: UTF-8, no duplicate keys, no NaN or Infinity. InputError names the place."""
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_no_duplicates,
+            parse_constant=_no_constant,
+            parse_float=parse_float,
+        )
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: expected JSON, found {' '.join(str(error).split())[:160]}") from None
 
 
 def read_json_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """A JSON file that holds one object."""
-    value = parse_json(read_bytes(path, limit), path)
+    """Returns the object that a JSON file holds; the file may begin with a byte-order mark."""
+    value = parse_json(read_bytes(path, limit).removeprefix(BOM), path)
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value

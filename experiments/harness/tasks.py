@@ -1,28 +1,35 @@
-"""Task files: JSON lines with id, question, choices and answer; every row is checked before the first is decoded."""
+"""Task files: JSON lines with id, question, choices and answer; every row is checked before the first is decoded.
+
+`answer` is a letter of the choices, or a number where there are none. `answer_index` (from 0) or `answer_text` may take
+its place.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from decode.contract import Contract
 from decode.state import State
 from decode.text import LETTERS
+from experiments.harness.gold import EXPLICIT, right_choice, right_number
+from experiments.harness.records import json_lines, refuse_rows
 from minimodel.errors import InputError
-from minimodel.files import parse_json, read_bytes
+from minimodel.files import read_bytes
 
 MAX_TASK_BYTES = 64 * 1024 * 1024  # a million short rows; read, they take about twenty times as much
 MAX_LINE_BYTES = 1024 * 1024  # far beyond any context; the tokenizer would need a hundred times as much
-KEYS = {"id", "question", "choices", "answer"}
-SHOWN, SHOWN_ID = 12, 60  # faults listed in a message, and characters of an id
+KEYS, ANSWER = {"id", "question", "choices"}, "answer"
+SHOWN_ID = 60  # characters of an id in a message
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row: `choices` may be empty for a free answer; `answer` is a letter of the choices, or the free answer."""
+    """One row."""
 
     id: str
     question: str
-    choices: tuple[str, ...]
-    answer: str
+    choices: tuple[str, ...]  # empty where the answer is a number
+    answer: str  # the letter of the right choice, or the number in its one spelling
 
 
 @dataclass(frozen=True)
@@ -33,13 +40,21 @@ class RowName:
 
 
 def load_tasks(path: Path, limit: int | None) -> tuple[list[Task], bytes]:
-    """The first `limit` tasks (all without one) and the file's bytes. InputError lists every offending row."""
+    """Returns the first `limit` tasks (all without one) and the file's bytes. InputError lists every offending row."""
+    if path.suffix.lower() in (".csv", ".tsv"):
+        raise InputError(
+            f"{path}: expected tasks as JSON lines, found {path.suffix}; make them with: "
+            f"python -m experiments.prepare {path.name} --out DIR"
+        )
     data = read_bytes(path, MAX_TASK_BYTES)
+    return parse_tasks(data, path)[:limit], data
+
+
+def parse_tasks(data: bytes, path: Path) -> list[Task]:
+    """Returns all tasks of a task file's bytes. InputError lists every offending row."""
     tasks, faults, seen = [], [], set()
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        task = _parse(line)
+    for number, row in json_lines(data, path, max_line=MAX_LINE_BYTES):
+        task = row if isinstance(row, str) else _parse(row)
         if isinstance(task, Task) and task.id in seen:
             task = f"id {task.id[:SHOWN_ID]!r} appears twice"
         if isinstance(task, str):
@@ -47,10 +62,10 @@ def load_tasks(path: Path, limit: int | None) -> tuple[list[Task], bytes]:
             continue
         seen.add(task.id)
         tasks.append(task)
-    _refuse(faults, path)
+    refuse_rows(path, faults)
     if not tasks:
         raise InputError(f"{path}: expected at least one task, found none")
-    return tasks[:limit], data
+    return tasks
 
 
 def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Path) -> list[State]:
@@ -67,29 +82,17 @@ def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Pat
             reach = f"prompt of {len(state)} tokens may reach {longest}, context {context}"
             faults.append(f"task {task.id[:SHOWN_ID]!r}: {reach}")
         states.append(state)
-    _refuse(faults, path)
+    refuse_rows(path, faults)
     return states
 
 
-def _refuse(faults: list[str], path: Path) -> None:
-    if faults:
-        more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-        raise InputError(f"{path}: {len(faults)} rows refused: {'; '.join(faults[:SHOWN])}{more}")
-
-
-def _parse(line: bytes) -> Task | str:
-    """The task, or what is wrong with it."""
-    if len(line) > MAX_LINE_BYTES:
-        return f"expected at most {MAX_LINE_BYTES} bytes, found {len(line)}"
-    try:
-        raw = parse_json(line, "row")
-    except InputError as error:
-        return str(error)
-    if not isinstance(raw, dict) or set(raw) != KEYS:
-        odd = sorted(set(raw) ^ KEYS)[0][:40] if isinstance(raw, dict) else None
-        found = type(raw).__name__ if odd is None else f"{'one more,' if odd in raw else 'none named'} {odd!r}"
-        return f"expected an object with exactly id, question, choices, answer, found {found}"
-    for key in ("id", "question", "answer"):
+def _parse(raw: dict[str, Any]) -> Task | str:
+    """Returns the task, or what is wrong with it."""
+    odd = [f"missing key {key!r}" for key in sorted(KEYS - set(raw))]
+    odd += [f"unknown key {key[:40]!r}" for key in sorted(set(raw) - KEYS - {ANSWER, *EXPLICIT})]
+    if odd:
+        return f"expected exactly id, question, choices, answer, found {odd[0]}"
+    for key in ("id", "question"):
         if not isinstance(raw[key], str) or not raw[key].strip():
             found = repr(raw[key][:40]) if isinstance(raw[key], str) else type(raw[key]).__name__
             return f"{key}: expected text, found {found}"
@@ -100,8 +103,18 @@ def _parse(line: bytes) -> Task | str:
         or not all(isinstance(c, str) and c for c in choices)
     ):
         return f"choices: expected a list of at most {len(LETTERS)} texts"
-    if any(0xD800 <= ord(c) <= 0xDFFF for text in (raw["id"], raw["question"], *choices, raw["answer"]) for c in text):
+    texts = (value for value in (raw["id"], raw["question"], *choices, raw.get(ANSWER)) if isinstance(value, str))
+    if any(0xD800 <= ord(c) <= 0xDFFF for text in texts for c in text):
         return "expected Unicode text, found a lone surrogate"
-    if choices and raw["answer"] not in LETTERS[: len(choices)]:
-        return f"answer: expected a letter from A to {LETTERS[len(choices) - 1]}, found {raw['answer'][:40]!r}"
-    return Task(raw["id"], raw["question"], tuple(choices), raw["answer"])
+    answer, fault = _letter(raw, choices) if choices else right_number(raw)
+    return fault if answer is None else Task(raw["id"], raw["question"], tuple(choices), answer)
+
+
+def _letter(raw: dict[str, Any], choices: list[str]) -> tuple[str | None, str]:
+    """Returns (the letter of the right choice, ""), or (None, what is wrong). `answer` holds a letter only."""
+    letters, value = list(LETTERS[: len(choices)]), raw.get(ANSWER)
+    if ANSWER in raw and value not in letters:
+        found = repr(value[:40]) if isinstance(value, str) else type(value).__name__
+        return None, f"answer: expected a letter from A to {letters[-1]}, found {found}"
+    index = right_choice(raw, choices)
+    return (None, index) if isinstance(index, str) else (letters[index], "")

@@ -2,9 +2,10 @@
 
 Without SOURCE, 24 original science questions of this project. A CSV names its columns as GPQA does (Question, Correct
 Answer, Incorrect Answer 1 to 3, Record ID); JSON lines hold id, question, correct and incorrect, or id, question,
-choices and answer; options name other fields. The order of a row's choices follows from a hash of the row's id and the
-choice's text alone, so that adding, dropping or moving rows moves no letter. Nothing but question and choices can reach
-a prompt.
+choices and answer; options name other fields. An answer is a letter, an index from 0 or a text of the choices; a row
+may say answer_index or answer_text instead, and must where these readings differ. Without choices it is a number. The
+order of a row's choices follows from a hash of the row's id and the choice's text alone, so that adding, dropping or
+moving rows moves no letter. Nothing but question and choices can reach a prompt.
 
 Writes DIR/tasks.jsonl (the holdout, or all rows), DIR/rest.jsonl (what a holdout leaves) and DIR/manifest.json.
 
@@ -20,9 +21,9 @@ import click
 from experiments.harness.canonical import canonical, sha256_file, sha256_text
 from experiments.harness.exits import DONE, run_command
 from experiments.harness.ledger import write_whole
-from experiments.harness.tasks import load_tasks
+from experiments.harness.tasks import parse_tasks
 from experiments.prepare.freeze import Frozen, freeze, held_out
-from experiments.prepare.sources import Fields, read_records
+from experiments.prepare.sources import Fields, read_questions
 from minimodel.errors import InputError
 
 BUNDLED = Path(__file__).resolve().parent / "science.jsonl"
@@ -34,17 +35,18 @@ def prepare(
     source: Path, out: Path, fields: Fields, holdout: int | None, seed: int, keep_order: bool
 ) -> dict[str, Any]:
     """Writes the three files and returns the manifest. InputError lists every offending row; nothing is skipped."""
-    records, used = read_records(source, fields)
+    records, used = read_questions(source, fields)
     frozen = freeze(records, keep_order, source)
     if holdout is not None and holdout > len(frozen):
         raise InputError(f"{source}: expected at least {holdout} rows to hold out, found {len(frozen)}")
     chosen = held_out([row.id for row in frozen], holdout, seed)
+    lines = _lines([row for row in frozen if row.id in chosen])
+    tasks = parse_tasks(lines.encode("ascii"), source)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: expected a new or empty directory, found something in it")
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / TASKS, _lines([row for row in frozen if row.id in chosen]))
+    write_whole(out / TASKS, lines)
     write_whole(out / REST, _lines([row for row in frozen if row.id not in chosen]))
-    tasks, _ = load_tasks(out / TASKS, None)
     letters: dict[str, int] = {}
     for task in tasks:
         letters[task.answer if task.choices else "free"] = letters.get(task.answer if task.choices else "free", 0) + 1
@@ -81,7 +83,7 @@ def _lines(rows: list[Frozen]) -> str:
 @click.option("--incorrect", multiple=True, metavar="FIELD", help="A wrong choice, or a list of them; may be repeated.")
 @click.option("--choices", default="", metavar="FIELD", help="All choices as a list. [default: choices]")
 @click.option(
-    "--answer", default="", metavar="FIELD", help="With choices: letter, index from 0, or text; else free text."
+    "--answer", default="", metavar="FIELD", help="With choices: letter, index from 0, or text; else a number."
 )
 @click.option("--keep-order", is_flag=True, help="Leave choices in the source's order (of --choices alone).")
 def main(

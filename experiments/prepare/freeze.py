@@ -9,7 +9,9 @@ from typing import Any
 
 from decode.text import LETTERS
 from experiments.harness.canonical import canonical
-from experiments.prepare.sources import Record, refuse_rows
+from experiments.harness.gold import INDEX, letter_is_ambiguous
+from experiments.harness.records import refuse_rows
+from experiments.prepare.sources import Record
 
 # a line of the question that states an answer, as a source's leftover would
 STATED = re.compile(r"^[ \t>*#-]*(?:the\s+)?(?:correct\s+|right\s+)?answer\s*(?:is)?\s*[:=]\s*(.+?)\s*$", re.I | re.M)
@@ -17,16 +19,19 @@ STATED = re.compile(r"^[ \t>*#-]*(?:the\s+)?(?:correct\s+|right\s+)?answer\s*(?:
 
 @dataclass(frozen=True)
 class Frozen:
-    """One task row: choices in their final order; answer: a letter, or the free answer."""
+    """One task row."""
 
     id: str
     question: str
-    choices: tuple[str, ...]
-    answer: str
+    choices: tuple[str, ...]  # in their final order
+    answer: str  # a letter, or a number
 
     def as_task(self) -> dict[str, Any]:
-        """The object of a task line."""
-        return {"id": self.id, "question": self.question, "choices": list(self.choices), "answer": self.answer}
+        """Returns the object of a task line: with `answer_index` where the letter is also another choice's text."""
+        index = LETTERS.index(self.answer) if self.choices else 0
+        ambiguous = bool(self.choices) and letter_is_ambiguous(index, self.choices)
+        answer = {INDEX: index} if ambiguous else {"answer": self.answer}
+        return {"id": self.id, "question": self.question, "choices": list(self.choices), **answer}
 
 
 def freeze(records: Sequence[Record], keep_order: bool, path: Path) -> list[Frozen]:

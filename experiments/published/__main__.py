@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
 
-from stats.errors import StatsInputError
+from experiments.harness.exits import DONE, GATE_FAILED, run_command
+from experiments.published.files import export_runs
+from minimodel.files import read_json_object
 from stats.published import Claim, PanelCheck, recompute, rederive_panels
+
+CLAIMS, PLAN = "paper_claims.json", "analysis_plan.json"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--export",
     "runs",
@@ -36,33 +39,28 @@ def main(directory: Path, runs: tuple[Path, ...], quiet: bool, as_json: bool) ->
 
     Exit code 0: all agree. 2: DIR cannot be read, is malformed or contradicts itself. 3: a claim or a panel differs.
     """
-    if runs:
-        _export(runs, directory)
-        return
-    try:
-        claims, panels = recompute(directory), rederive_panels(directory)
-    except StatsInputError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
+    run_command(
+        lambda: _export(runs, directory) if runs else _check(directory, quiet, as_json),
+        "experiments.published",
+        resumes=False,
+    )
+
+
+def _check(directory: Path, quiet: bool, as_json: bool) -> int:
+    claims = recompute(read_json_object(directory / CLAIMS), read_json_object(directory / PLAN), directory / "data")
+    panels = rederive_panels(directory / "data")
     if as_json:
         click.echo(json.dumps(_as_dict(claims, panels), indent=2, allow_nan=False))
     else:
         _print_table(claims, panels, quiet)
-    sys.exit(0 if all(claim.equal for claim in claims) and all(panel.passed for panel in panels) else 3)
+    agree = all(claim.equal for claim in claims) and all(panel.passed for panel in panels)
+    return DONE if agree else GATE_FAILED
 
 
-def _export(runs: tuple[Path, ...], directory: Path) -> None:
-    from experiments.harness.exits import DONE, run_command
-    from experiments.published.files import (
-        export_runs,
-    )  # reads ledgers, and so needs what checking the release does not: torch
-
-    def body() -> int:
-        for path, rows in export_runs(runs, directory):
-            click.echo(f"{path}: {rows} rows")
-        return DONE
-
-    run_command(body, "experiments.published", resumes=False)
+def _export(runs: tuple[Path, ...], directory: Path) -> int:
+    for path, rows in export_runs(runs, directory):
+        click.echo(f"{path}: {rows} rows")
+    return DONE
 
 
 def _print_table(claims: list[Claim], panels: list[PanelCheck], quiet: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from stats.published.matrices import (
     prefix_equal_rows,
     relative_l2_median,
 )
-from stats.published.tables import read_json, read_rows
+from stats.published.tables import read_rows
 
 SCHEMA = "stage-replay-paper-claims-v1"
 MISSING = "(missing)"
@@ -45,21 +45,19 @@ class Claim:
         return type(self.published) is type(self.recomputed) and repr(self.published) == repr(self.recomputed)
 
 
-def recompute(directory: Path | str) -> list[Claim]:
-    """Every leaf of `directory`/paper_claims.json beside its value recomputed from `directory`/data, in name order.
+def recompute(published: Mapping[str, Any], plan: Mapping[str, Any], data: Path) -> list[Claim]:
+    """Return every leaf of the published claims beside its value recomputed from the CSV files in `data`, by name.
 
-    A leaf that only one side has stands against "(missing)". Raises StatsInputError for a file that is missing,
-    malformed or contradicts itself, for another claims schema, and for an analysis_plan.json whose seed, streams or
-    quantiles are not those of `stats.intervals`.
+    published, plan: the objects of paper_claims.json and analysis_plan.json. A leaf that only one side has stands
+    against "(missing)". Raises StatsInputError for another claims schema, for a plan whose seed, streams or quantiles
+    are not those of `stats.intervals`, and for a CSV file that is missing, malformed or contradicts itself.
     """
-    directory = Path(directory)
-    path = directory / "paper_claims.json"
-    published = read_json(path)
-    schema = published.pop("schema", None)
-    if schema != SCHEMA:
-        raise StatsInputError(f"{path}: expected schema {SCHEMA!r}, found {str(schema)[:80]!r}")
-    _check_plan(directory / "analysis_plan.json")
-    left, right = dict(_leaves(published)), dict(_leaves(recomputed_claims(directory / "data")))
+    if published.get("schema") != SCHEMA:
+        found = str(published.get("schema"))[:80]
+        raise StatsInputError(f"paper_claims.json: expected schema {SCHEMA!r}, found {found!r}")
+    _check_plan(plan.get("uncertainty"))
+    claims = {name: value for name, value in published.items() if name != "schema"}
+    left, right = dict(_leaves(claims)), dict(_leaves(recomputed_claims(data)))
     return [
         Claim(name, left.get(name, MISSING), right.get(name, MISSING)) for name in sorted(left.keys() | right.keys())
     ]
@@ -93,12 +91,11 @@ def recomputed_claims(data: Path) -> dict[str, object]:
     }
 
 
-def _check_plan(path: Path) -> None:
-    uncertainty = read_json(path).get("uncertainty")
+def _check_plan(uncertainty: Any) -> None:
     for name, ours in _PLAN.items():
         theirs = uncertainty.get(name, MISSING) if isinstance(uncertainty, dict) else MISSING
         if theirs != ours:
-            raise StatsInputError(f"{path}: expected uncertainty.{name} {ours}, found {theirs}")
+            raise StatsInputError(f"analysis_plan.json: expected uncertainty.{name} {ours}, found {theirs}")
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, object]]:

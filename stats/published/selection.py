@@ -56,9 +56,8 @@ class PanelCheck:
         return self.lengths_equal and (self.rows_equal or self.ties_explained)
 
 
-def rederive_panels(directory: Path | str) -> list[PanelCheck]:
+def rederive_panels(data: Path) -> list[PanelCheck]:
     """The bridge (12 rows), the two transplant strata (24, 8) and the later panel (48), from the BF16 matrix."""
-    data = Path(directory) / "data"
     matrix = by_precision(read_rows(data / "matched_live_prefill.csv", ("precision", "row_id")))["bf16"]
     bank = [(row.whole("prefix_token_count"), row.text("row_id")) for row in matrix]
     exact = {row.text("row_id"): row.flag("suffix_equal") for row in matrix}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stats.errors import StatsInputError
+from stats.strict_csv import parse_csv
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -71,47 +69,22 @@ class Row:
 
 
 def read_rows(path: Path, key: tuple[str, ...] = ("row_id",)) -> list[Row]:
-    """The rows of a CSV file in file order. Raises StatsInputError for a missing or undecodable file, a line of another
-    width, a repeated column or a repeated `key`."""
-    rows: list[Row] = []
-    seen: set[tuple[str, ...]] = set()
+    """Return the rows of a CSV file in file order. Raises StatsInputError for an unreadable or malformed file, a file
+    without rows, and a repeated `key`.
+    """
+    if not path.is_file():
+        raise StatsInputError(f"{path}: expected a CSV file, found {'something else' if path.exists() else 'nothing'}")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = next(reader, [])
-            if not header or len(set(header)) != len(header):
-                raise StatsInputError(f"{path}: expected a header of distinct column names, found {header[:5]}")
-            for cells in reader:
-                where = f"{path.name} line {reader.line_num}"
-                if len(cells) != len(header):
-                    raise StatsInputError(f"{where}: expected {len(header)} cells, found {len(cells)}")
-                row = Row(where, dict(zip(header, cells, strict=True)))
-                identity = tuple(row.text(column) for column in key)
-                if identity in seen:
-                    raise StatsInputError(f"{where}: expected each {'/'.join(key)} once, found {identity} again")
-                seen.add(identity)
-                rows.append(row)
+        data = path.read_bytes()
     except OSError as error:
         raise StatsInputError(f"{path}: expected a readable CSV file, found {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise StatsInputError(f"{path}: expected UTF-8 CSV, found {error}") from error
+    rows = [Row(f"{path.name} line {line}", cells) for line, cells in parse_csv(data, path)]
+    seen: set[tuple[str, ...]] = set()
+    for row in rows:
+        identity = tuple(row.text(column) for column in key)
+        if identity in seen:
+            raise StatsInputError(f"{row.where}: expected each {'/'.join(key)} once, found {identity} again")
+        seen.add(identity)
     if not rows:
         raise StatsInputError(f"{path}: expected at least one row, found none")
     return rows
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; NaN and infinity are refused."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_refuse_constant)
-    except OSError as error:
-        raise StatsInputError(f"{path}: expected a readable JSON file, found {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise StatsInputError(f"{path}: expected a JSON object, found {error}") from error
-    if not isinstance(value, dict):
-        raise StatsInputError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"the constant {name}")

@@ -108,6 +108,57 @@ def test_json_lines_in_each_form(tmp_path: Path, contract: Contract) -> None:
     assert frozen(tmp_path / "kept")["7"]["choices"] == ["a", "b", "c"]
 
 
+def test_right_answers_that_are_ambiguous_or_unmatchable_are_listed(tmp_path: Path) -> None:
+    base = {"question": "Q", "choices": ["3", "4", "1", "2"]}
+    rows = [
+        {**base, "id": "text or index", "answer": "1"},
+        {**base, "id": "index or text", "answer": 1},
+        {**base, "id": "letter or text", "choices": ["B", "A", "C", "D"], "answer": "A"},
+        {"id": "a name", "question": "Q", "answer": "Lima"},
+        {"id": "a unit", "question": "Q", "answer": "80 km/h"},
+        {"id": "too large", "question": "Q", "answer": "1e400"},
+        {"id": "two letters", "question": "Q", "choices": ["a", "b"], "answer": "AB"},
+        {"id": "nothing", "question": "Q", "choices": ["a", "b"]},
+    ]
+    result = run(write_jsonl(tmp_path / "q.jsonl", *rows), "--out", tmp_path / "out")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert "8 rows refused" in result.stderr and result.stderr.count("write answer_index (from 0) or answer_text") == 3
+    for part in (
+        "line 4: answer: expected a number without a unit, found 'Lima'",
+        "line 5: ",
+        "line 8: expected one of",
+    ):
+        assert part in result.stderr
+
+
+def test_right_answers_in_every_other_form(tmp_path: Path) -> None:
+    base = {"question": "Q", "choices": ["3", "4", "1", "2"]}
+    letters = {"question": "Q", "choices": ["B", "A", "C", "D"]}
+    (tmp_path / "q.jsonl").write_text('{"id": "exact", "question": "Q", "answer": 0.12345678901234567890}\n')
+    rows = [
+        {**base, "id": "index", "answer_index": 1},
+        {**base, "id": "text", "answer_text": "1"},
+        {**base, "id": "same", "choices": ["0", "1", "2"], "answer": 1},
+        {**letters, "id": "letter", "answer_index": 0},
+        {"id": "gsm8k", "question": "Q", "answer": "<<6*12=72>>72.\n#### 72"},
+        {"id": "decimal", "question": "Q", "answer": 3.5},
+        {"id": "exponent", "question": "Q", "answer": 1e22},
+    ]
+    with open(tmp_path / "q.jsonl", "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    result = run(tmp_path / "q.jsonl", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    tasks = {task.id: task for task in load_tasks(tmp_path / "out" / "tasks.jsonl", None)[0]}
+    chosen = {name: task.choices["ABCD".index(task.answer)] for name, task in tasks.items() if task.choices}
+    assert chosen == {"index": "4", "text": "1", "same": "1", "letter": "B"}
+    assert {name: task.answer for name, task in tasks.items() if not task.choices} == {
+        "exact": "0.1234567890123456789",
+        "gsm8k": "72",
+        "decimal": "3.5",
+        "exponent": "1" + "0" * 22,
+    }
+
+
 def test_other_field_names(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "q.jsonl", {"key": "k", "text": "Q", "good": "g", "bad": ["x", "y"], "id": "unused"})
     names = ["--id", "key", "--question", "text", "--correct", "good", "--incorrect", "bad"]

@@ -111,7 +111,11 @@ def test_a_single_item_has_no_interval(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ('{"id": "a", "correct": 0.5}', "line 1: expected true/false or 1/0 in field 'correct', found 0.5"),
-        ('{"id": "a", "correct": NaN}', "found nan"),
+        ('{"id": "a", "correct": NaN}', "line 1: row: expected JSON, found NaN is not JSON"),
+        (
+            '{"id": "a", "correct": 1, "correct": 0}',
+            "line 1: row: expected JSON, found the key 'correct' appears twice",
+        ),
         ('{"id": "a", "correct": null}', "found None"),
         ('{"id": "a"}', "field 'correct', found nothing"),
         ('{"correct": true}', "field 'id', found nothing"),
@@ -119,9 +123,10 @@ def test_a_single_item_has_no_interval(tmp_path: Path) -> None:
         ('{"id": 1.5, "correct": true}', "field 'id', found 1.5"),
         ('{"id": "", "correct": true}', "field 'id', found ''"),
         ('{"id": "a", "correct": true}\n{"id": "a", "correct": true}', "found 'a' again"),
-        ('{"id": "a", "correct": true}\n{"id": "b", "corr', "line 2: expected a JSON object"),
-        ("[1]", "line 1: expected a JSON object, found list"),
-        ("[" * 100_000, "line 1: expected a JSON object"),
+        ('{"id": "a", "correct": true}\n{"id": "b", "corr', "line 2: row: expected JSON"),
+        ("1", "line 1: expected a JSON object, found int"),
+        ("[1]", "expected one JSON object per line, found a JSON array"),
+        ("[" * 100_000, "expected one JSON object per line, found a JSON array"),
         ("", "found 1 only right ('q')"),
     ],
 )
@@ -129,7 +134,7 @@ def test_bad_files_exit_2_in_one_line(tmp_path: Path, content: str, says: str) -
     bad = tmp_path / "bad.jsonl"
     bad.write_text(content)
     result = run(bad, jsonl(tmp_path / "good.jsonl", [{"id": "q", "correct": True}]))
-    assert result.exit_code == 2 and says in result.stderr
+    assert result.exit_code == 2 and says in result.stderr and result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1 and result.stdout == ""
 
 

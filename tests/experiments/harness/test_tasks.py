@@ -29,13 +29,16 @@ def test_good_rows_load_in_order_and_limit_cuts(tmp_path):
     ("row", "message"),
     [
         ({**GOOD, "answer": "C"}, "letter from A to B"),
-        ({k: v for k, v in GOOD.items() if k != "answer"}, "exactly id, question, choices, answer"),
-        ({**GOOD, "extra": 1}, "exactly id"),
+        ({**GOOD, "answer": "AB"}, "letter from A to B"),
+        ({**GOOD, "answer": ["A"]}, "letter from A to B, found list"),
+        ({k: v for k, v in GOOD.items() if k != "answer"}, "expected one of answer, answer_index, answer_text"),
+        ({k: v for k, v in GOOD.items() if k != "choices"}, "exactly id, question, choices, answer, found missing key"),
+        ({**GOOD, "extra": 1}, "exactly id, question, choices, answer, found unknown key 'extra'"),
         ({**GOOD, "question": ""}, "question: expected text"),
         ({**GOOD, "question": 3}, "question: expected text"),
         ({**GOOD, "choices": "xy"}, "choices: expected a list"),
         ({**GOOD, "choices": [""]}, "choices: expected a list"),
-        ([1], "expected an object"),
+        ([1], "expected a JSON object, found list"),
         (b"{", "expected JSON"),
         (b"\xff\xfe", "expected JSON"),
         (b'{"id":"a","question":"\\ud800","choices":[],"answer":"4"}', "lone surrogate"),
@@ -45,6 +48,60 @@ def test_each_fault_is_named_with_its_line(tmp_path, row, message):
     path = write(tmp_path / "t.jsonl", {**GOOD, "id": "first"}, row)
     with pytest.raises(InputError, match=f"1 rows refused: line 2: .*{message}"):
         load_tasks(path, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({"choices": [], "answer": "6,400"}, "6400"),
+        ({"choices": [], "answer": "<<6*12=72>>72.\n#### 72"}, "72"),
+        ({"choices": ["3", "4", "1", "2"], "answer": "C"}, "C"),
+        ({"choices": ["B", "A"], "answer": None, "answer_index": 0}, "A"),
+        ({"choices": ["B", "A"], "answer": None, "answer_text": "A"}, "B"),
+        ({"choices": ["A", "B"]}, "B"),
+    ],
+)
+def test_right_answers_in_each_form(tmp_path, changes, answer):
+    row = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    [task], _ = load_tasks(write(tmp_path / "t.jsonl", row), None)
+    assert task.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"choices": [], "answer": "Lima"}, "expected a number without a unit, found 'Lima'"),
+        ({"choices": [], "answer": "80 km/h"}, "expected a number without a unit, found '80 km/h'"),
+        ({"choices": [], "answer": None, "answer_text": "4"}, "answer: expected text or a number"),
+        (
+            {"choices": ["B", "A", "C"], "answer": "A"},
+            "'A' is the text of 'A' and the letter of 'B'; write answer_index",
+        ),
+        ({"answer_index": 0}, "expected one of answer, answer_index, answer_text, found answer and answer_index"),
+        ({"answer": None, "answer_index": 2}, "answer_index: expected an index from 0 to 1, found '2'"),
+        ({"answer": None, "answer_index": True}, "answer_index: expected an index"),
+        ({"answer": None, "answer_text": "z"}, "answer_text: expected the text of one choice, found 'z'"),
+        ({"answer": None, "choices": ["x", "x"], "answer_text": "x"}, "answer_text: expected the text of one choice"),
+    ],
+)
+def test_right_answers_that_nothing_names_are_refused(tmp_path, changes, message):
+    row = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    with pytest.raises(InputError) as caught:
+        load_tasks(write(tmp_path / "t.jsonl", row), None)
+    assert message in str(caught.value) and "1 rows refused: line 1: " in str(caught.value)
+
+
+def test_a_byte_order_mark_changes_no_task_and_other_formats_get_a_hint(tmp_path):
+    plain = write(tmp_path / "t.jsonl", GOOD)
+    marked = tmp_path / "marked.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    assert load_tasks(marked, None)[0] == load_tasks(plain, None)[0]
+    array = tmp_path / "array.json"
+    array.write_text(json.dumps([GOOD]))
+    for path, hint in ((array, "jq -c '.[]' array.json"), (tmp_path / "q.csv", "python -m experiments.prepare q.csv")):
+        with pytest.raises(InputError) as caught:
+            load_tasks(path, None)
+        assert hint in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_all_offending_rows_are_listed_even_beyond_the_limit(tmp_path):
