@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.report.blocks import Block, Figure, Paragraph, table
+from experiments.report.blocks import Block, Figure, Table, table
 from experiments.report.runs import Pair
 from experiments.report.svg import Plot, look, powers, text_width
 from experiments.report.values import number, scalar
@@ -23,6 +23,7 @@ class Divergence:
     ulps: tuple[float | None, float | None]  # the same in units in the last place of the best logit
     mean_drift: float  # mean |difference| of the two boundary logits
     max_drift: float  # the largest
+    before: int  # earlier choices of the first arm whose margin is at most `max_drift`, and at which both agreed
 
     @property
     def margin(self) -> float | None:
@@ -56,9 +57,9 @@ def divergence(row: dict[str, Any], key: str, comparison: str, dtype: str) -> Di
     ulps = [margin_ulps(margin, top, dtype) for margin, top in zip(margins, tops)]
     left, right = (_at(arm["suffix"], first) for arm in arms)
     drift = pair["logits"]
-    return Divergence(
-        key, first, (left, right), (margins[0], margins[1]), (ulps[0], ulps[1]), drift["mean_abs"], drift["max_abs"]
-    )
+    mean, largest = drift["mean_abs"], drift["max_abs"]
+    before = sum(margin is not None and margin <= largest for margin in arms[0].get("margins", [])[:first])
+    return Divergence(key, first, (left, right), (margins[0], margins[1]), (ulps[0], ulps[1]), mean, largest, before)
 
 
 def _at(values: Sequence[Any], index: int) -> Any:
@@ -66,77 +67,99 @@ def _at(values: Sequence[Any], index: int) -> Any:
 
 
 def why_blocks(name: str, pair: Pair) -> list[Block]:
-    """The statement, the drawing and the table of one comparison; empty where nothing diverges."""
+    """Counts, drawing and rows of one comparison; empty where nothing diverges.
+
+    The drift is the boundary's: at the divergence itself the ledger holds none.
+    """
     left, _ = pair.arms
     found = [one for one in (divergence(row, key, pair.name, pair.dtype) for key, row in pair.rows) if one is not None]
     free = [m for _, row in pair.rows for m in row["arms"][left].get("margins", []) if m is not None]
     known = [one for one in found if one.margin is not None]
     if not known or not free:
         return []
-    return [Paragraph(_statement(pair, known, free)), _figure(name, pair, known, free), _table(pair, found)]
+    return [_statement(pair, known, free), _figure(name, pair, known, free), _table(pair, found)]
 
 
-def _statement(pair: Pair, found: Sequence[Divergence], free: Sequence[float]) -> str:
+def _statement(pair: Pair, found: Sequence[Divergence], free: Sequence[float]) -> Table:
     """How many first divergences lie within the drift of the row's own boundary logits, beside the base rate."""
     within = sum(one.margin is not None and one.margin <= one.max_drift for one in found)
     typical = statistics.median(one.max_drift for one in found)
     base = sum(margin <= typical for margin in free)
     ulps = [one.ulp for one in found if one.ulp is not None]
-    near = f" {sum(u <= 1 for u in ulps)} of {len(ulps)} lie within 1 ULP of the best logit." if ulps else ""
-    return (
-        f"Why here, {pair.label}: in {within} of {len(found)} divergent rows the smaller margin at the first differing "
-        f"token is at most the largest difference of that row's two boundary logits (median {number(typical)}).{near} "
-        f"For comparison, {base} of all {len(free)} free choices of {pair.arms[0]} "
-        f"({100 * base / len(free):.1f} %) have a margin that small. The drift is measured at the boundary; at the "
-        "divergence itself it is not recorded."
-    )
+    lines = [
+        (
+            "smaller margin at most the largest difference of the row's boundary logits",
+            f"{within} of {len(found)} rows",
+        ),
+        ("smaller margin within 1 ULP of the best logit", f"{sum(u <= 1 for u in ulps)} of {len(ulps)} rows"),
+        (
+            "it is the first choice of the row that is so close",
+            f"{sum(not o.before for o in found)} of {len(found)} rows",
+        ),
+        (
+            "choices as close before it, at which both arms agreed",
+            f"median {statistics.median(o.before for o in found):g}",
+        ),
+        (
+            f"all free choices of {pair.arms[0]} with a margin of at most {number(typical)}, the median difference",
+            f"{base} of {len(free)} = {100 * base / len(free):.1f} %",
+        ),
+    ]
+    return table(f"Why here, {pair.label}: the first differing token", ["what", "count"], lines)
 
 
 def _figure(name: str, pair: Pair, found: Sequence[Divergence], free: Sequence[float]) -> Figure:
-    """Margin over drift, one mark per row; the diagonal separates what the drift can turn from what it cannot."""
-    points = [(one.max_drift, one.margin) for one in found if one.margin is not None]
+    """Margin over drift, one mark per row and arm; the diagonal separates what the drift can turn from the rest."""
+    points = [[(one.max_drift, m) for one in found if (m := one.margins[k]) is not None] for k in (0, 1)]
+    flat = [point for arm in points for point in arm]
     middle = statistics.median(free)
-    positive = [v for point in points for v in point if v] + ([middle] if middle else [])
-    exact = any(not margin for _, margin in points)
+    positive = [value for point in flat for value in point if value] + ([middle] if middle else [])
+    ties = any(not margin for _, margin in flat)
     low, high = min(positive) / 2, max(positive) * 2
-    floor = low / 3 if exact else low
-    labels = [f"{value:g}" for value in powers(floor, high)]
-    left = 34 + max(text_width(label, 11) for label in [*labels, "tie"])
-    plot = Plot(190, left, [("a divergent row", look(1))])
+    floor = low / 3 if ties else low
+    left = 34 + max(text_width(f"{value:g}", 11) for value in [*powers(floor, high), 0.001])
+    plot = Plot(190, left, [(arm, look(index)) for index, arm in enumerate(pair.arms)])
     x, y = plot.x_scale(low, high, log=True), plot.y_scale(floor, high, log=True)
-    plot.polygon([(x(low), y(low)), (x(high), y(high)), (x(high), plot.y1), (x(low), plot.y1)], "first", 0.12)
-    plot.line(x(low), y(low), x(high), y(high), "first", 1.2, "5 3")
+    plot.polygon([(x(low), y(low)), (x(high), y(high)), (x(high), plot.y1), (x(low), plot.y1)], "muted", 0.15)
+    plot.line(x(low), y(low), x(high), y(high), "muted", 1.2, "5 3")
     plot.x_axis([(x(v), f"{v:g}") for v in powers(low, high)], "largest difference of the boundary logits", grid=True)
-    ticks = [(y(v), f"{v:g}") for v in powers(low, high)] + ([(y(floor), "tie")] if exact else [])
+    ticks = [(y(v), f"{v:g}") for v in powers(low, high)] + ([(y(floor), "tie")] if ties else [])
     plot.y_axis(ticks, "margin at the divergence", grid=True)
     if middle:
-        plot.line(plot.x0, y(middle), plot.x1, y(middle), "muted", 1.2, "2 3")
-        plot.text(plot.x1, y(middle) - 4, "median margin of all free choices", "end", 11, "muted")
-    for drift, margin in points:
-        if drift:
-            plot.mark(x(drift), y(margin or floor), look(1))
+        plot.line(plot.x0, y(middle), plot.x1, y(middle), "ink", 1.0, "2 3")
+        plot.text(plot.x0 + 6, y(middle) + 14, "median of all free choices", size=11)
+    for index, arm in enumerate(points):
+        for drift, margin in arm:
+            if drift:
+                plot.mark(x(drift) + 3 * (2 * index - 1), y(margin or floor), look(index))
     caption = (
-        f"{pair.label}: the smaller margin at the first divergence over the largest difference of the two boundary "
-        "logits. In the shaded half the drift alone is as large as the margin. Ties are drawn on the bottom line."
+        f"{pair.label}: each arm's margin at the first divergence over the largest difference of the two boundary "
+        "logits. In the shaded half the drift at the boundary is at least the margin. Ties are on the bottom line. The "
+        "drift at the divergence itself is not recorded."
     )
-    lines = [[one.row, number(one.max_drift), number(one.margin)] for one in found]
-    told = f"{sum(m <= d for d, m in points)} of {len(points)} marks lie in the shaded half."
-    data = table("Margin and drift by row", ["row", "largest drift", "smaller margin"], lines)
+    lines = [[one.row, number(one.max_drift), *map(_margin, one.margins)] for one in found]
+    told = f"{sum(margin <= drift for drift, margin in flat)} of {len(flat)} marks lie in the shaded half."
+    data = table("Margin and drift by row", ["row", "largest drift", *pair.arms], lines)
     return Figure(name, caption, f"Scatter of margin over drift on logarithmic axes. {told}", data, plot.svg())
 
 
-def _table(pair: Pair, found: Sequence[Divergence]) -> Block:
+def _margin(value: float | None) -> str:
+    return "forced" if value is None else number(value)
+
+
+def _table(pair: Pair, found: Sequence[Divergence]) -> Table:
     left, right = pair.arms
     header = ["row", "first differing token", f"margin, {left}", f"margin, {right}", f"ULP, {left}", f"ULP, {right}"]
-    header += ["boundary drift, mean", "boundary drift, largest"]
+    header += ["boundary drift, mean", "boundary drift, largest", "choices as close before"]
     lines = [
         [
             one.row,
             str(one.first),
-            *(number(m) if m is not None else "forced" for m in one.margins),
+            *map(_margin, one.margins),
             *(scalar(u) if u is not None else "not recorded" for u in one.ulps),
             number(one.mean_drift),
             number(one.max_drift),
+            str(one.before),
         ]
         for one in found
     ]
