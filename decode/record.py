@@ -121,3 +121,11 @@ def derived_sha256(contract: Contract, tokens: Iterable[int]) -> str | None:
         return None
     fed = len(state) - state.structure.done
     return FunctionalRecord.of_state(state.tokens[:fed], state.roles[:fed], contract.rules.visibility).sha256()
+
+
+def causal_sha256(tokens: Sequence[int]) -> str:
+    """The digest that the record of these tokens must have in a stock decoder: no roles, plain causal attention."""
+    record = FunctionalRecord()
+    for slot, token in enumerate(tokens):
+        record._add(token, None, slot, b"\x01" * (slot + 1))
+    return record.sha256()

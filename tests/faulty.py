@@ -25,7 +25,7 @@ def entering(model: Decoder, part: str, slot: int, copies: slice = slice(None), 
         wanted = calls == "all" or (calls == "one") == (length == 1)
         if decoder is not model or not wanted or not held <= slot < held + length:
             return own(decoder, *given, **named)
-        changed = [tensor.clone() for tensor in given[:4]]
+        changed = [None if tensor is None else tensor.clone() for tensor in given[:4]]
         target = changed[PARTS[part]]
         if part == "mask":
             target[copies, 0, slot - held, slot - 1] ^= True

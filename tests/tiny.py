@@ -27,6 +27,7 @@ CONFIG = {
     "tie_word_embeddings": False,
     "use_sliding_window": False,
 }
+CHAT = ("<|im_start|>", "<|im_end|>")  # ids 269 and 270 of a stock checkpoint
 CAPS = {"branch": 10, "merge": 12, "answer": 6}
 TASK = {"question": "Which one is odd?", "choices": ["two", "four", "seven", "eight"]}
 
@@ -44,13 +45,13 @@ def random_weights(config: dict, seed: int = 0, scale: float = 0.15) -> dict[str
     return weights
 
 
-def write_tokenizer(path: Path) -> None:
-    """Byte-level without merges: ids 0-255 are bytes, 256 is <|endoftext|>, 257-268 the delimiters."""
+def write_tokenizer(path: Path, more: tuple[str, ...] = ()) -> None:
+    """Byte-level without merges: ids 0-255 are bytes, 256 is <|endoftext|>, 257-268 the delimiters, then `more`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|endoftext|>", *OPEN, *CLOSE)])
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|endoftext|>", *OPEN, *CLOSE, *more)])
     tokenizer.save(str(path))
 
 
@@ -68,7 +69,7 @@ def write_checkpoint(
     (directory / "config.json").write_text(json.dumps(raw))
     weights = {name: tensor.to(dtype) for name, tensor in random_weights(raw, seed).items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    write_tokenizer(directory / "tokenizer.json")
+    write_tokenizer(directory / "tokenizer.json", CHAT if stock else ())
     if not stock:
         table = torch.randn(14, raw["hidden_size"], generator=torch.Generator().manual_seed(seed + 1)) * 0.3
         save_file({"weight": table.to(dtype)}, directory / "role_embedding.safetensors")

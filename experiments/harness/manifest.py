@@ -26,7 +26,7 @@ def build_manifest(
     experiment: str,
     numeric: list[NumericContract],
     checkpoint: Checkpoint,
-    contract: Contract,
+    contract: Contract | None,
     tasks_bytes: bytes | None,
     row_order: list[str],
     preflight: int,
@@ -34,7 +34,7 @@ def build_manifest(
     information: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """numeric: one contract a dtype of the run, in order; `apply` is called on each to record what it puts in force.
-    tasks_bytes: the task file's, None for an experiment that reads none.
+    contract: None for a stock checkpoint. tasks_bytes: the task file's, None for an experiment that reads none.
     """
     records = []
     for one in numeric:
@@ -49,9 +49,7 @@ def build_manifest(
         "checkpoint": file_digests(checkpoint),
         "checkpoint_warnings": list(checkpoint.warnings),
         "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
-        "caps": {"branch": contract.caps[1], "merge": contract.caps[4], "answer": contract.caps[5]},
-        "visibility": [list(row) for row in contract.rules.visibility],
-        "role_offset": contract.rules.role_offset,
+        **({} if contract is None else _contract_entries(contract)),
         "preflight": preflight,
         "panel": panel or {},
         "row_order": row_order,
@@ -61,6 +59,15 @@ def build_manifest(
             **git_state(),
             **(information or {}),
         },
+    }
+
+
+def _contract_entries(contract: Contract) -> dict[str, Any]:
+    """What a manifest keeps of the decoding contract."""
+    return {
+        "caps": {"branch": contract.caps[1], "merge": contract.caps[4], "answer": contract.caps[5]},
+        "visibility": [list(row) for row in contract.rules.visibility],
+        "role_offset": contract.rules.role_offset,
     }
 
 

@@ -16,7 +16,17 @@ from typing import Any
 
 from minimodel.errors import InputError, refuse
 
-SHARDED = ("matrix", "fixed_prefix", "bridge", "transplant", "replication", "batch_control", "causes", "carrier")
+SHARDED = (
+    "matrix",
+    "fixed_prefix",
+    "bridge",
+    "transplant",
+    "replication",
+    "batch_control",
+    "stock_control",
+    "causes",
+    "carrier",
+)
 PATIENCE = timedelta(minutes=5)  # for reaching the store, never for another rank's rows
 POLL_SECONDS = 0.1
 FAILURES, FAILED, ROWS, END = "failures", "failed", "rows", "end"  # keys of the store

@@ -1,12 +1,14 @@
-"""A whole generation, prompt to answer, in any number of physical copies, with the log-probability of every choice."""
+"""A whole generation, prompt to end, in any number of physical copies, with the log-probability of every choice."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cache.kv import KVCache
-from decode.greedy import choose, generate
+from decode.greedy import best_two, choose, generate
+from decode.record import FunctionalRecord
 from decode.state import State
 from decode.stepper import Stepper, make_ready
 from minimodel.decoder import Decoder
@@ -49,6 +51,34 @@ def generate_whole(model: Decoder, prompt: State, copies: int) -> Generation:
         logprobs.append(None if logits is None else selected_logprob(logits, token))
     record = stepper.record
     return Generation(out.tokens, out.margins, tuple(logprobs), record.sha256(), record.synchronised, agree)
+
+
+@torch.inference_mode()
+def generate_chat(model: Decoder, prompt: Sequence[int], copies: int, stop: Collection[int], limit: int) -> Generation:
+    """Plain greedy generation of a stock checkpoint: the prompt in one call, then token by token, over the whole output
+    head, until a token of `stop` (the last one then) or `limit` tokens. RowFailure when the copies disagree.
+    """
+    model.numeric.apply()
+    device, fed = model.numeric.torch_device, list(prompt)
+    cache, record = KVCache.for_model(model, copies, len(fed) + limit), FunctionalRecord()
+    eligible = torch.ones(model.config.vocab_size, dtype=torch.bool, device=device)
+    tokens: list[int] = []
+    margins, logprobs, agree = [], [], True
+    while len(tokens) < limit and not (tokens and tokens[-1] in stop):
+        start = len(cache)
+        input_ids = torch.tensor(fed, device=device).expand(copies, -1)
+        positions = torch.arange(start, start + len(fed), device=device).expand(copies, -1)
+        hidden = model(input_ids, None, positions, None, cache, None, record.enter)
+        logits = model.logits(hidden[:, -1:])[:, 0]
+        token, top, second = best_two(logits, eligible)
+        agree = agree and int(logits[0].argmax()) == token
+        tokens.append(token)
+        margins.append(top - second)
+        logprobs.append(selected_logprob(logits, token))
+        fed = [token]
+    cache.require_equal_copies()
+    digest = record.sha256()
+    return Generation(tuple(tokens), tuple(margins), tuple(logprobs), digest, record.synchronised, agree)
 
 
 def selected_logprob(logits: Tensor, token: int) -> float:

@@ -50,6 +50,10 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
         "that was frozen with the design.",
     ),
     "batch_control": ("Batch control", "One copy of an input against two identical copies in one batch."),
+    "stock_control": (
+        "Stock control",
+        "One copy of a chat prompt against two identical copies in one batch, on a checkpoint without role table.",
+    ),
     "causes": ("Causes", "Kernels, precisions and constructions crossed on the same fixed prefixes."),
     "carrier": ("Carriers", "Partial transplants: which part of the cache carries the trajectory."),
 }

@@ -9,7 +9,7 @@ from tests.experiments.runs import call, run, write_study
 
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """primary/, later/, tasks.jsonl, runs/matrix-bf16, runs/fixed_prefix-bf16-fp32. No test may write into it."""
+    """primary/, later/, stock/, tasks.jsonl, runs/matrix-bf16, runs/fixed_prefix-bf16-fp32. No test may write here."""
     return write_study(tmp_path_factory.mktemp("study"))
 
 
@@ -24,6 +24,8 @@ def every_run(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     run(study, "transplant", made["transplant"], "--dtype", "bf16", tasks=False)
     run(study, "replication", made["replication"], *few, tasks=False, checkpoint="later")
     run(study, "batch_control", made["batch_control"], *few)
+    run(study, "stock_control", root / "stock_control", *few, checkpoint="stock")
+    made["stock_control"] = root / "stock_control"
     # two cells of one precision, and a second precision, so that one id stands in several rows
     cells = [part for name in ("repeat_kv/plain", "eager/plain") for part in ("--cell", name)]
     run(study, "causes", root / "causes", "--rows", 2, *cells, "--dtype", "bf16", "--dtype", "fp32")

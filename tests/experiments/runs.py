@@ -41,9 +41,10 @@ def call(name: str, *arguments: object, cwd: Path) -> Result:
 
 
 def write_study(root: Path) -> Path:
-    """Two checkpoints, tasks, and the finished runs that the other experiments start from."""
+    """Two adapted checkpoints and a stock one, tasks, and the finished runs that the other experiments start from."""
     write_checkpoint(root / "primary", seed=SEED, config=CONFIG, contract={"caps": CAPS})
     write_checkpoint(root / "later", seed=SEED + 1, config=CONFIG, contract={"caps": CAPS})
+    write_checkpoint(root / "stock", seed=SEED, config=CONFIG, stock=True)
     write_tasks(root / "tasks.jsonl", ROWS)
     for name, more in (("matrix", ["--dtype", "bf16"]), ("fixed_prefix", [])):
         done = call(name, *more, *inputs(root), cwd=root)

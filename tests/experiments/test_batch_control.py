@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import experiments.batch_control as batch_control
+import experiments.harness.control as control
 import experiments.harness.whole as whole
 from cache.build import build_live
 from decode.greedy import greedy_suffix
@@ -28,9 +29,9 @@ def test_rows_hold_three_generations_and_two_comparisons(finished):
     manifest, rows, summary = open_finished(finished)
     assert [row["row"] for row in rows] == manifest["row_order"]
     for row in rows:
-        assert {name: arm["copies"] for name, arm in row["arms"].items()} == batch_control.ARMS
+        assert {name: arm["copies"] for name, arm in row["arms"].items()} == control.ARMS
         assert set(row["comparisons"]) == {"pair:pair_replica", "singleton:pair"}
-        assert sorted(row["gates"]) == sorted(batch_control.GATES) and row["passed"]
+        assert sorted(row["gates"]) == sorted(control.GATES) and row["passed"]
         assert row["comparisons"]["pair:pair_replica"]["logprobs"]["exact"]
         for arm in row["arms"].values():
             free = [p for p, margin in zip(arm["logprobs"], arm["margins"]) if margin is not None]
@@ -63,17 +64,17 @@ def made(tokens: tuple[int, ...], logprobs: tuple[float | None, ...]) -> whole.G
 
 def test_comparisons_worked_out_by_hand():
     left = made((1, 2, 3, 4), (-0.5, None, -1.0, -2.0))
-    same = batch_control.comparison_entry(left, left)
+    same = control.comparison_entry(left, left)
     assert same["tokens"]["exact"] and same["logprobs"]["exact"] and same["logprobs"]["max_abs_aligned"] == 0.0
     nudged = made((1, 2, 3, 4), (-0.5, None, math.nextafter(-1.0, 0), -2.0))
-    found = batch_control.comparison_entry(left, nudged)
+    found = control.comparison_entry(left, nudged)
     assert found["tokens"]["exact"] and found["logprobs"]["first_divergence"] == 2
     other = made((1, 2, 9), (-0.5, None, -1.25))
-    found = batch_control.comparison_entry(left, other)
+    found = control.comparison_entry(left, other)
     assert found["tokens"] == {"exact": False, "first_divergence": 2}
     assert found["logprobs"]["max_abs_aligned"] == 0.25 and found["logprobs"]["max_abs_shared"] == 0.0
     # the sign of zero is a bit like any other
-    zero = batch_control.comparison_entry(made((1,), (0.0,)), made((1,), (-0.0,)))
+    zero = control.comparison_entry(made((1,), (0.0,)), made((1,), (-0.0,)))
     assert not zero["logprobs"]["exact"] and zero["logprobs"]["max_abs_aligned"] == 0.0
 
 

@@ -20,8 +20,11 @@ import experiments.carrier.__main__ as carrier
 import experiments.causes.__main__ as causes
 import experiments.fixed_prefix as fixed_prefix
 import experiments.harness.arms as arms
+import experiments.harness.control as control
 import experiments.harness.six_arms as six_arms
+import experiments.harness.whole as whole
 import experiments.matrix as matrix
+import experiments.stock_control as stock_control
 from cache import Boundary, build_live, transplant
 from cache.drift import compare
 from decode import RowFailure, State, Suffix
@@ -42,6 +45,7 @@ from tests.helpers import flip_bit
 from tests.tiny import TASK
 
 SLOT = 20  # of the prompt
+CHAT_END = 270  # <|im_end|>
 DIRECTIONS = {six_arms.INTO_PREFILL: "prefill", six_arms.INTO_INCREMENTAL: "incremental"}  # the recipient of each
 
 
@@ -63,12 +67,14 @@ Rows = Callable[[str], Row]
 
 
 @pytest.fixture(scope="module")
-def rows(bf16: Decoder, prompt: State, tiny_directory: Path) -> Rows:
-    """By experiment: `causes` is given the invariant cell's model, all others the default one."""
+def rows(bf16: Decoder, prompt: State, tiny_directory: Path, stock_directory: Path) -> Rows:
+    """By experiment: `causes` gets the invariant model, the stock control a stock one, others the default one."""
     oracle = Oracle(open_checkpoint(tiny_directory), "cpu", 1)
     invariant = load_model(tiny_directory, numeric("bf16", kernels="invariant"))
     made = {model: Row(model, prompt, build_live(model, prompt).state, oracle) for model in (bf16, invariant)}
-    return lambda experiment: made[invariant if experiment == "causes" else bf16]
+    default = made[bf16]
+    stock = dataclasses.replace(default, model=load_model(stock_directory, numeric("bf16")))
+    return lambda experiment: {"causes": made[invariant], "stock_control": stock}.get(experiment, default)
 
 
 PROGRESS = Progress(1, 0, quiet=True)
@@ -83,6 +89,12 @@ def _carrier(row: Row) -> dict[str, Any]:
         patch.object(carrier, "build_prefill", _moved(carrier.build_prefill)),
     ):
         return carrier.carrier_row(row.model, row.prefix, row.state, 0, PROGRESS)
+
+
+def _stock(row: Row) -> dict[str, Any]:
+    with patch.object(stock_control, "LIMIT", 40):
+        given = stock_control.chat_input(row.model, "t", list(row.prompt.tokens), (CHAT_END,))
+        return control.control_row(given, 0, PROGRESS)
 
 
 ROWS: dict[str, tuple[ModuleType, Callable[[Row], dict[str, Any]]]] = {
@@ -100,8 +112,9 @@ ROWS: dict[str, tuple[ModuleType, Callable[[Row], dict[str, Any]]]] = {
     "six_arms": (six_arms, lambda row: six_arms.six_arm_row(row.model, row.prefix, row.state, 0, PROGRESS)),
     "batch_control": (
         batch_control,
-        lambda row: batch_control.control_row(row.model, "t", row.prompt, 0, PROGRESS),
+        lambda row: control.control_row(batch_control.whole_input(row.model, "t", row.prompt), 0, PROGRESS),
     ),
+    "stock_control": (stock_control, _stock),
     "causes": (
         causes,
         lambda row: causes.causes_row(row.model, INVARIANT, SCORED, row.state, 0, row.oracle, PROGRESS),
@@ -151,13 +164,17 @@ def replica_of(construction: str) -> Fault:
     return fault
 
 
-def at_entry(part: str, calls: str = "all", **where: Any) -> Fault:
+def at_entry(part: str, calls: str = "all", slot: int = SLOT) -> Fault:
     """Another token, role, position or mask entry at the decoder's entry, in both copies alike."""
-    return lambda row, module: entering(row.model, part, SLOT, calls=calls, **where)
+    return lambda row, module: entering(row.model, part, slot, calls=calls)
 
 
 def in_a_suffix(row: Row, module: ModuleType) -> AbstractContextManager[Any]:
     return entering(row.model, "role", len(row.state) + 2)
+
+
+def in_its_answer(row: Row, module: ModuleType) -> AbstractContextManager[Any]:
+    return entering(row.model, "token", len(row.prompt) + 5)
 
 
 @contextmanager
@@ -233,7 +250,10 @@ def second_best_once(row: Row, module: ModuleType) -> AbstractContextManager[Any
         rest[best[0]] = False
         return real(logits, rest)
 
-    return _replacing(greedy, "best_two", second)
+    stack = ExitStack()
+    for place in (greedy, whole):
+        stack.enter_context(_replacing(place, "best_two", second))
+    return stack
 
 
 def prefill_of_another_raw_argmax(row: Row, module: ModuleType) -> AbstractContextManager[Any]:
@@ -303,13 +323,13 @@ def third_generation_drifts(row: Row, module: ModuleType) -> AbstractContextMana
     """The repeated pair has another log-probability."""
     calls = iter(range(3))
 
-    def drifting(real: Callable[..., Any], model: Decoder, prompt: State, copies: int) -> Any:
-        found = real(model, prompt, copies)
+    def drifting(real: Callable[..., Any], *given: Any) -> Any:
+        found = real(*given)
         if next(calls) < 2:
             return found
         return dataclasses.replace(found, logprobs=tuple(p if p is None else p / 2 for p in found.logprobs))
 
-    return _replacing(module, "generate_whole", drifting)
+    return _replacing(module, "generate_chat" if module is stock_control else "generate_whole", drifting)
 
 
 COMMON: dict[str, Fault] = {
@@ -340,6 +360,12 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "raw_argmax": prefill_of_another_raw_argmax,
         **{f"provenance_{direction}": layer_left_out(direction) for direction in DIRECTIONS},
     },
+    "stock_control": {
+        "replica_pair": third_generation_drifts,
+        "functional_state": at_entry("token"),
+        "copies_synchronised": one_copy_alone,
+        "argmax": second_best_once,
+    },
     "batch_control": {
         "replica_pair": third_generation_drifts,
         "functional_state": at_entry("role"),
@@ -367,6 +393,7 @@ PARTS: dict[str, list[Fault]] = {
     "fixed_prefix": [at_entry("token", "one"), at_entry("mask", "many"), at_entry("role", "many"), in_a_suffix],
     "bridge": [at_entry("token"), in_a_suffix],
     "six_arms": [at_entry("role", "one"), at_entry("position", "many"), in_a_suffix],
+    "stock_control": [at_entry("position", "many"), in_its_answer],
     "batch_control": [at_entry("token"), at_entry("mask"), in_a_suffix],
     "causes": [at_entry("mask", "many"), in_a_suffix],
     "carrier": [at_entry("token", "many"), in_a_suffix],
@@ -377,7 +404,7 @@ PARTS: dict[str, list[Fault]] = {
 def test_a_right_row_passes_every_gate_and_each_has_its_fault(rows: Rows, experiment: str) -> None:
     (module, decode), row = ROWS[experiment], rows(experiment)
     assert decode(row)["passed"]
-    assert sorted(FAULTS[experiment]) == sorted(module.GATES)
+    assert sorted(FAULTS[experiment]) == sorted(getattr(module, "GATES", control.GATES))
 
 
 @pytest.mark.parametrize(("experiment", "gate"), [(name, gate) for name, gates in FAULTS.items() for gate in gates])

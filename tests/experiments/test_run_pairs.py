@@ -11,7 +11,8 @@ from tests.experiments.crosschecks import run as crosscheck
 from tests.experiments.runs import altered, call
 
 EXPERIMENTS = (
-    "matrix", "fixed_prefix", "bridge", "transplant", "replication", "batch_control", "causes", "carrier", "audit"
+    "matrix", "fixed_prefix", "bridge", "transplant", "replication", "batch_control", "stock_control", "causes",
+    "carrier", "audit"
 )  # fmt: skip
 
 

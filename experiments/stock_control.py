@@ -1,0 +1,134 @@
+"""One copy against two copies of one input on a stock checkpoint (paper: the diagnostic on the public backbone).
+
+Ten tasks, evenly spaced over prompt length, are put into a plain chat template and generated greedily three times: as a
+singleton, as a pair of identical copies, and as that pair again. There is no role term, no block structure and no
+delimiter: the whole output head is eligible, and an end-of-sequence token or 512 tokens end a generation. The repeated
+pair is the floor and the gate; singleton against pair is the comparison, in tokens and log-probabilities.
+
+    python -m experiments.stock_control --checkpoint DIR --dtype bf16
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from decode.chat import TEMPLATE, Chat
+from decode.record import causal_sha256
+from decode.text import TextCodec
+from experiments.harness.control import Input, control_plan, select
+from experiments.harness.exits import run_command
+from experiments.harness.manifest import build_manifest
+from experiments.harness.options import RunOptions, common_options, dtype_option
+from experiments.harness.records import refuse_rows
+from experiments.harness.runner import Plan, run_plan
+from experiments.harness.tasks import SHOWN_ID, Task, load_tasks
+from experiments.harness.whole import generate_chat
+from minimodel.checkpoint import Checkpoint, open_checkpoint
+from minimodel.decoder import Decoder
+from minimodel.errors import InputError, refuse
+from minimodel.files import inside, read_bytes
+from minimodel.load import decoder_from
+
+LIMIT = 512  # tokens of a generation, its end-of-sequence token included
+EOS = ("<|im_end|>", "<|endoftext|>")  # what Qwen2.5-Instruct's own generation settings stop at
+MAX_TEMPLATE_BYTES = 1 << 20
+
+
+def open_stock(directory: Path) -> Checkpoint:
+    """The checkpoint, of which no weight is read. InputError for an adapted one."""
+    checkpoint = open_checkpoint(directory)
+    if checkpoint.contract is not None:
+        raise InputError(
+            f"{directory}: expected a stock checkpoint, found contract.json and a role table; "
+            "for an adapted checkpoint use python -m experiments.batch_control"
+        )
+    return checkpoint
+
+
+def encoded(tasks: list[Task], chat: Chat, context: int, path: Path) -> list[list[int]]:
+    """Each task's ids. InputError lists every task that cannot be encoded or may exceed the context."""
+    found, faults = [], []
+    for task in tasks:
+        try:
+            ids = chat.encode(task.question, task.choices)
+            if len(ids) + LIMIT > context:
+                raise InputError(f"prompt of {len(ids)} tokens may reach {len(ids) + LIMIT}, context {context}")
+            found.append(ids)
+        except InputError as error:
+            faults.append(f"task {task.id[:SHOWN_ID]!r}: {error}")
+    refuse_rows(path, faults)
+    return found
+
+
+def chat_input(model: Decoder, row: str, prompt: list[int], stop: tuple[int, ...]) -> Input:
+    """A task's chat prompt, generated to an end-of-sequence token or the limit."""
+
+    def derived(tokens: tuple[int, ...]) -> str:
+        return causal_sha256([*prompt, *tokens[:-1]])  # the last token never enters the decoder
+
+    return Input(row, tuple(prompt), lambda copies: generate_chat(model, prompt, copies, stop, LIMIT), derived)
+
+
+def stock_plan(options: RunOptions, dtype: str, template: str, eos: tuple[str, ...]) -> Plan:
+    """Opens and checks everything, and loads the model."""
+    numeric, checkpoint = options.numeric(dtype), open_stock(options.checkpoint)
+    chat = Chat.of(TextCodec.load(inside(options.checkpoint, "tokenizer.json"), template), template, eos)
+    if max(chat.stop) >= checkpoint.config.vocab_size:
+        raise refuse("--eos", f"ids below vocab_size {checkpoint.config.vocab_size}", max(chat.stop))
+    assert options.tasks is not None, "this experiment reads tasks"
+    tasks, data = load_tasks(options.tasks, None)
+    prompts = encoded(tasks, chat, checkpoint.config.max_position_embeddings, options.tasks)
+    numeric.apply()
+    model = decoder_from(checkpoint, numeric)
+    inputs = [chat_input(model, task.id, ids, chat.stop) for task, ids in zip(tasks, prompts)]
+    chosen, panel = select(inputs, options.limit)
+    manifest: dict[str, Any] = build_manifest(
+        "stock_control",
+        [numeric],
+        checkpoint,
+        None,
+        data,
+        [one.row for one in chosen],
+        options.preflight,
+        panel=panel,
+        information={"tasks": str(options.tasks)},
+    )
+    stock = {"template": template, "eos_ids": list(chat.stop), "cap": LIMIT}
+    return control_plan({**manifest, "stock": stock}, chosen, options.preflight)
+
+
+@click.command(help=__doc__)
+@dtype_option
+@click.option(
+    "--template",
+    "file",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Chat template as text: special tokens by name, {question} once, {choices} at most once. "
+    "[default: Qwen2.5-Instruct's, with its own system line]",
+)
+@click.option(
+    "--eos", multiple=True, default=EOS, show_default=True, metavar="TOKEN", help="Ends a generation; may be repeated."
+)
+@common_options(preflight=0)
+def main(options: RunOptions, dtype: str, file: Path | None, eos: tuple[str, ...]) -> None:
+    def body() -> int:
+        template = TEMPLATE if file is None else template_text(file)
+        plan = stock_plan(options, dtype, template, eos)
+        return run_plan(plan, options.directory(f"stock_control-{dtype}"), options.fresh, options.quiet)
+
+    run_command(body, "experiments.stock_control")
+
+
+def template_text(file: Path) -> str:
+    """A template file's text as it is, its last line end included. InputError unless it is UTF-8."""
+    try:
+        return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: expected UTF-8 text, found another byte at {error.start}") from None
+
+
+if __name__ == "__main__":
+    main()

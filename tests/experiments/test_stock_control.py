@@ -1,0 +1,85 @@
+"""stock_control on a tiny stock checkpoint: plain chat generations by copies, their end, and what is refused."""
+
+import json
+
+import pytest
+import torch
+
+from cache.digest import cache_sha256
+from cache.kv import KVCache
+from decode.record import causal_sha256
+from experiments.harness.control import GATES
+from experiments.harness.whole import generate_chat, selected_logprob
+from experiments.stock_control import LIMIT
+from minimodel import load_model
+from tests.conftest import numeric
+from tests.experiments.runs import call, inputs, one_line, open_finished, run
+
+BF16 = ("--dtype", "bf16")
+STOP = (256, 270)
+
+
+@pytest.fixture(scope="module")
+def model(stock_directory):
+    return load_model(stock_directory, numeric("bf16"))
+
+
+def test_a_run_holds_what_the_release_has_a_column_for(every_run):
+    manifest, rows, summary = open_finished(every_run["stock_control"])
+    assert manifest["experiment"] == summary["experiment"] == "stock_control" and "visibility" not in manifest
+    assert manifest["stock"]["cap"] == LIMIT == 512 and manifest["stock"]["eos_ids"] == [270, 256]
+    assert "<|im_start|>user\n{question}" in manifest["stock"]["template"]
+    for row in rows:
+        assert sorted(row["gates"]) == sorted(GATES) and row["passed"]
+        assert row["comparisons"]["pair:pair_replica"]["logprobs"]["exact"]
+        for arm in row["arms"].values():
+            assert len(arm["tokens"]) == LIMIT or arm["tokens"][-1] in STOP
+            assert not set(arm["tokens"][:-1]) & set(STOP)
+            assert all(p <= 0 for p in arm["logprobs"]) and all(m >= 0 for m in arm["margins"])
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_generation_is_the_decoders_greedy_continuation(model, copies):
+    """Written out again over a cache of its own: the prompt in one call, then each token alone, all ids eligible."""
+    model.numeric.apply()
+    prompt, limit = [269, 10, 11, 12, 270, 269, 13], 9
+    found = generate_chat(model, prompt, copies, (), limit)
+    cache, fed, tokens, logprobs = KVCache.for_model(model, copies, 40), prompt, [], []
+    with torch.inference_mode():
+        for _ in range(limit):
+            positions = torch.arange(len(cache), len(cache) + len(fed)).repeat(copies, 1)
+            hidden = model(torch.tensor([fed] * copies), None, positions, None, cache)
+            logits = model.logits(hidden[:, -1:])[:, 0]
+            tokens.append(int(logits[0].argmax()))
+            logprobs.append(selected_logprob(logits, tokens[-1]))
+            fed = tokens[-1:]
+    assert (found.tokens, found.logprobs) == (tuple(tokens), tuple(logprobs)) and found.chosen_by_logits
+    assert found.functional_sha256 == causal_sha256([*prompt, *tokens[:-1]]) and found.synchronised
+    assert cache_sha256(cache) and len(cache) == len(prompt) + limit - 1
+
+
+def test_a_stop_token_ends_a_generation_and_is_its_last_token(model):
+    model.numeric.apply()
+    free = generate_chat(model, [269, 10, 11], 2, (), 12)
+    end = next(i for i in range(3, 12) if free.tokens[i] not in free.tokens[:i])
+    stopped = generate_chat(model, [269, 10, 11], 2, (free.tokens[end], 256), 12)
+    assert stopped.tokens == free.tokens[: end + 1] and stopped.logprobs == free.logprobs[: end + 1]
+
+
+def test_a_template_file_is_taken_as_it_is(study, tmp_path):
+    (tmp_path / "chat.txt").write_text("<|im_start|>{question}|{choices}<|im_end|>\n")
+    more = ("--limit", 1, "--template", tmp_path / "chat.txt", "--eos", "<|endoftext|>")
+    run(study, "stock_control", tmp_path / "run", *BF16, *more, checkpoint="stock")
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert manifest["stock"]["template"].endswith("<|im_end|>\n") and manifest["stock"]["eos_ids"] == [256]
+
+
+def test_an_adapted_checkpoint_and_a_long_prompt_are_refused(study, tmp_path):
+    adapted = call("stock_control", *BF16, *inputs(study), "--out", tmp_path / "run", cwd=tmp_path)
+    line = one_line(adapted)
+    assert "expected a stock checkpoint" in line and "experiments.batch_control" in line
+    task = {"id": "long", "question": "x" * 600, "choices": ["a", "b"], "answer": "A"}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    given = ["--checkpoint", study / "stock", "--tasks", tmp_path / "tasks.jsonl", "--threads", 1]
+    line = one_line(call("stock_control", *BF16, *given, "--out", tmp_path / "run", cwd=tmp_path))
+    assert "'long'" in line and "context 1024" in line and not (tmp_path / "run").exists()
