@@ -34,7 +34,7 @@ def main(directory: Path, runs: tuple[Path, ...], quiet: bool, as_json: bool) ->
     to the last bit. A panel passes where our rule selects its lengths and its rows; rows of one length, which the
     release ordered by ids it withholds, are reported by number.
 
-    With --export, nothing is checked: matrix, fixed_prefix, bridge, transplant, replication and batch_control runs are
+    With --export, nothing is checked: matrix, fixed_prefix, bridge, transplant, replication and stock_control runs are
     written as the release's CSV files, the precisions of one experiment together in one file.
 
     Exit code 0: all agree. 2: DIR cannot be read, is malformed or contradicts itself. 3: a claim or a panel differs.

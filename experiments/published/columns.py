@@ -118,7 +118,7 @@ def transplant_line(row: Row, alias: str, basis: str) -> Line:
 
 
 def control_line(row: Row) -> Line:
-    """A row of stock_qwen_control.csv."""
+    """A row of stock_qwen_control.csv: the control on a stock checkpoint, as the release's is."""
     replica, pair = (row["comparisons"][name] for name in ("pair:pair_replica", "singleton:pair"))
     parts = ("tokens", "logprobs")
     return {
@@ -156,5 +156,5 @@ FILES: dict[str, tuple[str, Callable[[Row, str], Line]]] = {
         "kv_transplant_later.csv",
         lambda row, _: transplant_line(row, "C1", "outcome_blind_length_and_identifier"),
     ),
-    "batch_control": ("stock_qwen_control.csv", lambda row, _: control_line(row)),
+    "stock_control": ("stock_qwen_control.csv", lambda row, _: control_line(row)),
 }

@@ -70,7 +70,7 @@ def test_live_is_the_contracts_own_generation(three: Three, contract: Contract, 
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("kernels", ["repeat_kv", "packed_gqa", "eager/plain", "sdpa_fp32/plain", "invariant"])
+@pytest.mark.parametrize("kernels", ["repeat_kv", "packed_gqa", "eager/plain", "blocked/plain"])
 def test_continuing_the_retained_storage_in_place_is_continuing_its_copy(
     tiny_directory: Path, prompt: State, kernels: str, dtype: str
 ) -> None:

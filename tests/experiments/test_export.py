@@ -95,14 +95,14 @@ def test_the_strata_keep_the_releases_names(runs, data):
     assert strata.count("nondivergent_control") == counts["exact"]["rows"] > 0
 
 
-def test_bridge_and_batch_control_read_back(runs, data):
+def test_bridge_and_stock_control_read_back(runs, data):
     bridge, summary = bridge_claims(read_rows(data / "live_teacher_bridge.csv")), summary_of(runs["bridge"])
     assert bridge["integrity_pass_rows"] == bridge["rows"] == summary["rows"]
     for part in ("cache", "logits", "suffix"):
         assert bridge[f"live_teacher_{part}_exact_rows"] == summary["identity"][part]["count"]
     assert bridge["live_matches_historical_prefix_rows"] == summary["saved_prefix_agreement"]["count"]
     assert bridge["new_prefix_length_range"] == [summary["prefix_length"][end] for end in ("min", "max")]
-    control, summary = stock_claims(read_rows(data / "stock_qwen_control.csv")), summary_of(runs["batch_control"])
+    control, summary = stock_claims(read_rows(data / "stock_qwen_control.csv")), summary_of(runs["stock_control"])
     assert control["rows"] - control["singleton_pair_token_exact_rows"] == summary["token_disagreement"]["count"]
     assert control["rows"] - control["singleton_pair_logprob_exact_rows"] == summary["logprob_disagreement"]["count"]
     assert control["pair_replica_token_exact_rows"] == control["rows"]
