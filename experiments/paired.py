@@ -12,7 +12,7 @@ import click
 from experiments.harness.exits import DONE, run_command
 from experiments.harness.records import read_records
 from minimodel.errors import InputError
-from stats.intervals import SEED, Proportion
+from stats.intervals import NO_INTERVAL, SEED, Proportion
 from stats.paired import PairedResult, compare_results, unique_labels
 
 _LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
@@ -101,10 +101,12 @@ def _print_lines(result: PairedResult) -> None:
     comparison = result.comparison
     for side, accuracy in (("left", result.left), ("right", result.right)):
         click.echo(f"{side + ' accuracy':<18} {_accuracy(accuracy)}")
-    interval = comparison.bootstrap.interval
-    shown = f"[{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "no interval"
-    note = f" ({comparison.bootstrap.note})" if comparison.bootstrap.note else ""
-    click.echo(f"{'right - left':<18} {comparison.difference_points:+.2f} points, bootstrap 95 % {shown}{note}")
+    bootstrap = comparison.bootstrap
+    if bootstrap.note or bootstrap.interval is None:
+        shown = NO_INTERVAL[bootstrap.note or "too few"]
+    else:
+        shown = "bootstrap 95 % [{:+.2f}, {:+.2f}]".format(*bootstrap.interval)
+    click.echo(f"{'right - left':<18} {comparison.difference_points:+.2f} points, {shown}")
     discordant = f"{comparison.left_only} only left, {comparison.right_only} only right"
     click.echo(f"{'McNemar exact':<18} p = {comparison.mcnemar_p:.6g}; {discordant}")
     for side, ids in (("only left", result.left_only_ids), ("only right", result.right_only_ids)):

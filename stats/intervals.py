@@ -97,6 +97,13 @@ def mcnemar_exact(left_only: int, right_only: int) -> float:
     return float(binomtest(left_only, left_only + right_only, 0.5).pvalue)
 
 
+# Bootstrap.note: how a report says that there is no interval
+NO_INTERVAL = {
+    "degenerate": "no interval: every row has the same difference",
+    "too few": "no interval: fewer than two rows",
+}
+
+
 @dataclass(frozen=True)
 class Bootstrap:
     """Percentile interval of a mean paired difference, in percentage points.

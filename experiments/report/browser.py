@@ -1,8 +1,8 @@
 """The page's list of rows: each row folded under its line, filtered and sorted by a small script.
 
 A row's blocks are part of the page up to EMBEDDED_ROWS rows and EMBEDDED_CHARACTERS in all; the blocks of further rows
-stand in script files beside the page, which the page loads when such a row is opened. Scripts are what a page opened as
-a file may load.
+stand in script files beside the page, loaded when such a row is opened: a page opened as a file may load scripts, and
+no other files.
 """
 
 import base64

@@ -8,7 +8,7 @@ from experiments.report.svg import Plot, text_width
 from experiments.report.values import rate, scalar, words
 
 SIDES = ("donor", "recipient", "neither")
-NUMBERED = 14  # cells in a row of a map that still have room for a number
+NUMBERED = 14  # columns of a map up to which a cell has room for its count
 # rows of the carrier map: (site name around the layer or count, label)
 MAP = (
     ("layer_{}_keys", "K of layer i"),

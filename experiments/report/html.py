@@ -65,7 +65,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _block(block: Block, level: int, within: str) -> str:
-    """One block. within: the title of the section around it, which tells tables of one caption apart."""
+    """One block. within: the title of its section, part of a table's accessible name."""
     match block:
         case Paragraph(text):
             return f"<p>{_text(text)}</p>"

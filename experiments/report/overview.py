@@ -1,4 +1,4 @@
-"""The page's first and last sections: the runs at a glance, what they were made with, and the contract they decoded."""
+"""The page's first and last sections: the runs at a glance, their environments, and the decoding contract."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,8 +44,8 @@ def headlines(run: Run) -> list[str]:
         found.append(f"tokens of one copy and of two differ {rate(summary['token_disagreement'])}")
     for dtype, verdicts in summary.get("verdicts", {}).items():
         one = verdicts["cache"]
-        told = f"{one['default_differs']} by default, {one['invariant_differs']} with both kernels invariant"
-        found.append(f"{dtype} rows whose cache differs: {told}")
+        count = f"{one['default_differs']} by default, {one['invariant_differs']} with both kernels invariant"
+        found.append(f"{dtype} rows whose cache differs: {count}")
     if "all" in summary.get("identity", {}):
         found.append(f"equal in every bit {rate(summary['identity']['all'])}")
     if "joined" in summary:
@@ -60,16 +60,18 @@ def headlines(run: Run) -> list[str]:
 
 
 def _mixed(runs: Sequence[Run]) -> list[Block]:
-    """A warning where runs stand side by side that were not made alike."""
+    """A note for each way in which the runs were made differently: environment, code, numeric contract."""
     warnings: list[Block] = []
     for key, what in (("environment", "environments"), ("code_sha256", "versions of the code")):
         kinds = {str(run.manifest.get(key)) for run in runs}
         if len(kinds) > 1:
-            text = f"These runs come from {len(kinds)} different {what}; bits of one need not be bits of another."
+            text = f"These runs come from {len(kinds)} different {what}; their bits may differ for that reason."
             warnings.append(Alert(text, "Note"))
     contracts: dict[str, set[str]] = {}
     for run in runs:
-        first = {one["dtype"]: one for one in reversed(run.manifest["numeric"])}  # a run's own crossing is no mixture
+        first = {
+            one["dtype"]: one for one in reversed(run.manifest["numeric"])
+        }  # the cells of one causes run count as one contract
         for dtype, one in first.items():
             contracts.setdefault(dtype, set()).add(str(one))
     several = [dtype for dtype, kinds in contracts.items() if len(kinds) > 1]
@@ -88,9 +90,7 @@ def environment(runs: Sequence[Run]) -> Section:
 
 
 def kinds_tables(caption: str, found: Sequence[tuple[Run, dict[str, Any]]]) -> list[Table]:
-    """The different objects, a row each with the runs that share it and the fields that differ; and, once, the fields
-    that are the same in all.
-    """
+    """Two tables: the fields that differ, one row per different object with its runs; the fields that are equal."""
     kinds: list[tuple[dict[str, Any], list[str]]] = []
     for run, value in found:
         names = next((names for kind, names in kinds if kind == value), None)

@@ -1,5 +1,4 @@
-"""Three things side by side: the default constructions differ, a moved cache takes its suffix along, and under
-batch-invariant kernels nothing differs, with what the invariant kernels cost beside what they guarantee."""
+"""One table of default kernels, whole-cache transplants and batch-invariant kernels, with their cost."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,14 +16,14 @@ DEFAULT, INVARIANT = "/".join(KERNELS["repeat_kv"]), "/".join(KERNELS["invariant
 
 @dataclass(frozen=True)
 class Compared:
-    """Two constructions under one pair of kernels in one run. seconds: of each row; chunks: the curve, where drawn."""
+    """Two constructions compared under one pair of kernels in one run."""
 
     run: Run
     dtype: str
-    kernels: str
+    kernels: str  # ATTENTION/LINEAR
     summary: dict[str, Any]
-    seconds: dict[str, float]
-    chunks: dict[str, Any]
+    seconds: dict[str, float]  # by row id
+    chunks: dict[str, Any]  # the chunk curve of a causes cell; empty elsewhere
 
 
 def side_by_side(runs: Sequence[Run]) -> Section | None:
@@ -35,7 +34,7 @@ def side_by_side(runs: Sequence[Run]) -> Section | None:
     lines = [_line(one, found) for one in found if one.kernels != INVARIANT]
     lines += [line for run in runs for line in _transplants(run)]
     lines += [_line(one, found) for one in found if one.kernels == INVARIANT]
-    header = ["what", "run", "dtype", "cache bit-exact", "suffix", "chunk sizes exact", "cost a row"]
+    header = ["what", "run", "dtype", "cache bit-exact", "suffix", "chunk sizes exact", "cost per row"]
     intro = Paragraph(
         "By default the constructions differ in bits; a suffix follows the cache that it is given; where every kernel "
         "is batch-invariant, nothing differs. The cost is the median, over rows that both decoded, of this line's "
@@ -45,8 +44,10 @@ def side_by_side(runs: Sequence[Run]) -> Section | None:
 
 
 def compared(run: Run) -> Iterator[Compared]:
-    """The run's comparisons, of cells those under default and under invariant kernels. None of a run of transplants:
-    its rows were chosen by their outcome, or decoded by another checkpoint."""
+    """Yields the run's comparisons; of a causes run, the cells under default and under invariant kernels.
+
+    A transplant run yields none: its rows were chosen by their outcome, or decoded by another checkpoint.
+    """
     if run.summary is None or _recovery(run):
         return
     for pair in pairs(run):

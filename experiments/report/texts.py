@@ -1,4 +1,4 @@
-"""Text for token ids: the tokenizer and the tasks of a run, where they are still what the run's manifest says."""
+"""Text for token ids: the tokenizer and the tasks of a run, where their digests are the manifest's."""
 
 import hashlib
 import itertools
@@ -28,7 +28,7 @@ class Texts:
 
 
 def read_texts(manifest: dict[str, Any]) -> Texts:
-    """Reads tokenizer and tasks from where the run had them. Never fails: what is missing becomes a sentence."""
+    """Reads tokenizer and tasks from where the run had them. What is missing becomes a sentence in `missing`."""
     missing: list[str] = []
     information = manifest.get(INFORMATION, {})
     contract, tasks = None, {}

@@ -3,12 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from stats.intervals import NO_INTERVAL
+
 LIST_SHOWN = 24
-# bootstrap_note of stats.intervals: what it means for the interval
-NO_INTERVAL = {
-    "degenerate": "no interval: every row has the same difference",
-    "too few": "no interval: fewer than two rows",
-}
 
 
 def rate(block: dict[str, Any]) -> str:
@@ -105,6 +102,6 @@ def _list(items: list[Any]) -> str:
     return (", ".join(scalar(item) for item in items[:LIST_SHOWN]) or "none") + more
 
 
-def _join(text: str, block: dict[str, Any], told: set[str]) -> str:
-    rest = [f"{words(key)} {describe(value)}" for key, value in block.items() if key not in told]
+def _join(text: str, block: dict[str, Any], shown: set[str]) -> str:
+    rest = [f"{words(key)} {describe(value)}" for key, value in block.items() if key not in shown]
     return "; ".join([text, ", ".join(rest)]) if rest else text

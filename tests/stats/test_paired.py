@@ -104,7 +104,15 @@ def test_ids_that_cannot_be_printed_are_escaped(tmp_path: Path) -> None:
 def test_a_single_item_has_no_interval(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "one.jsonl", [{"id": "q", "correct": True}])
     result = run(path, path)
-    assert result.exit_code == 0 and "no interval (too few)" in result.stdout
+    assert result.exit_code == 0 and "no interval: fewer than two rows" in result.stdout
+
+
+def test_without_a_discordant_item_the_command_says_that_there_is_no_interval(tmp_path: Path) -> None:
+    equal = [{"id": str(i), "correct": True} for i in range(4)]
+    other = [*equal[:3], {"id": "3", "correct": False}]
+    left, right = jsonl(tmp_path / "left.jsonl", equal), jsonl(tmp_path / "right.jsonl", other)
+    assert "+0.00 points, no interval: every row has the same difference" in run(left, left).stdout
+    assert "-25.00 points, bootstrap 95 % [-" in run(left, right).stdout
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from experiments.report.side_by_side import side_by_side
 from experiments.report.values import rate
 from tests.experiments.runs import run
 
-COLUMNS = ["what", "run", "dtype", "cache bit-exact", "suffix", "chunk sizes exact", "cost a row"]
+COLUMNS = ["what", "run", "dtype", "cache bit-exact", "suffix", "chunk sizes exact", "cost per row"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_default_first_then_transplants_then_invariant_with_its_cost(paths):
     assert found[1]["chunk sizes exact"] == f"1 of {sizes}"  # one token a call is the incremental construction
     seconds = [{line["row"]: line["seconds"] for line in one.timing} for one in (other, plain)]
     ratio = statistics.median(seconds[0][row] / seconds[1][row] for row in seconds[0])
-    assert found[4]["cost a row"] == f"{ratio:.2f} ({len(other.rows)} rows)"
+    assert found[4]["cost per row"] == f"{ratio:.2f} ({len(other.rows)} rows)"
     recovery = read_runs([paths["transplant"]])[0].summary["endpoints"]["bidirectional_donor_recovery"]
     assert found[2]["suffix"] == f"follows its donor both ways {rate(recovery)}"
 
@@ -59,4 +59,4 @@ def test_without_one_of_the_two_there_is_nothing_to_set_side_by_side(paths):
 
 
 def test_cost_needs_a_default_of_the_same_experiment(paths):
-    assert [line["cost a row"] for line in lines(paths, "causes", "invariant")] == ["1", "not measured"]
+    assert [line["cost per row"] for line in lines(paths, "causes", "invariant")] == ["1", "not measured"]
