@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from experiments.report.blocks import Alert, Block, Paragraph, Verdict
+from experiments.report.values import words
 
 NUMERIC = ("dtype", "device", "attention", "linear", "threads")  # what a report says of a numeric contract
+ENVIRONMENT = ("python", "platform", "machine", "torch", "cpu", "cpu_capability", "accelerator")  # the rest: manifest
 NOVEL = "exact_control_novel_trajectory"
 MCNEMAR = (
     "A McNemar test describes the direction of the discordant rows. A large p does not establish that the two arms are "
@@ -48,7 +50,8 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 def head_blocks(manifest: dict[str, Any], summary: dict[str, Any]) -> list[Block]:
     """Rows, numeric contract, environment, digests, and whether every gate passed."""
-    environment = ", ".join(f"{key} {value}" for key, value in manifest["environment"].items())
+    recorded = manifest["environment"]
+    environment = ", ".join(f"{words(key)} {recorded[key]}" for key in ENVIRONMENT if key in recorded)
     weights, tasks = manifest["checkpoint"].get("model.safetensors"), manifest.get("tasks_sha256")
     failed = summary["failed_rows"]
     verdict: Block = Verdict("Every gate passed on every row.")
