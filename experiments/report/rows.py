@@ -97,7 +97,7 @@ def row_entry(one: View, anchor: str) -> RowEntry:
     apart, drift = one.divergence, one.pair.get("cache", {}).get("relative_l2")
     order, flags, facts = {}, set(), []
     if one.first is None:
-        facts.append("suffixes equal" if one.arms else "nothing compared")
+        facts.append("suffixes equal" if one.arms else _uncompared(one.row))
     else:
         flags.add("diverged")
         facts.append(f"parts at token {one.first}")
@@ -137,6 +137,12 @@ def row_blocks(one: View, anchor: str) -> list[Block]:
     return [*blocks, *_sites(one.row), *_figures(one, anchor), _gates(one.row)]
 
 
+def _uncompared(row: dict[str, Any]) -> str:
+    """What a row without compared arms says: an audit's leaves, or nothing."""
+    differing = row.get("differing_leaves")
+    return "nothing compared" if differing is None else f"{differing} leaves differ"
+
+
 def _faults(row: dict[str, Any]) -> list[str]:
     failed = [words(gate) for gate, passed in row["gates"].items() if not passed]
     reason = f"; {row['failure']}" if row.get("failure") else ""
@@ -146,7 +152,7 @@ def _faults(row: dict[str, Any]) -> list[str]:
 def _statement(one: View) -> str:
     """What happened on this row, in a sentence or three."""
     if one.arms is None:
-        return "Nothing was compared on this row."
+        return f"No suffixes on this row: {_uncompared(one.row)}."
     left, right = map(words, one.arms)
     first, apart = one.first, one.divergence
     if first is None:

@@ -92,6 +92,7 @@ select, input {{ font: inherit; accent-color: var(--first); }}
 @media print {{
   #row-filters {{ display: none; }}
   .passage {{ break-inside: avoid; }}
+  mark {{ background: none; color: var(--ink); outline-width: 2px; }}
   body {{ max-width: none; padding: 0; font-size: 9.5pt; }}
   nav {{ display: none; }}
   .scroll {{ overflow: visible; }}
