@@ -163,13 +163,31 @@ DIRECTORY = click.Path(path_type=Path)
 
 @click.command(help=__doc__)
 @click.option(
-    "--out", "root", type=DIRECTORY, default=Path("runs"), show_default=True, metavar="ROOT", help="All runs."
+    "--out",
+    "root",
+    type=DIRECTORY,
+    default=Path("runs"),
+    show_default=True,
+    metavar="ROOT",
+    help="Parent directory of all runs.",
 )
-@click.option("--checkpoint", type=DIRECTORY, default=DEMO / "primary", show_default="the bundled demo", metavar="DIR")
+@click.option(
+    "--checkpoint",
+    type=DIRECTORY,
+    default=DEMO / "primary",
+    show_default="the bundled demo's",
+    metavar="DIR",
+    help="The checkpoint of all experiments but the replication.",
+)
 @click.option("--later", type=DIRECTORY, default=DEMO / "later", show_default="the bundled demo's", metavar="DIR",
               help="The checkpoint of the replication.")  # fmt: skip
 @click.option(
-    "--tasks", type=DIRECTORY, default=DEMO / "tasks.jsonl", show_default="the bundled demo's", metavar="FILE"
+    "--tasks",
+    type=DIRECTORY,
+    default=DEMO / "tasks.jsonl",
+    show_default="the bundled demo's",
+    metavar="FILE",
+    help="JSON lines: id, question, choices, answer.",
 )
 @click.option("--limit", type=click.IntRange(min=1), default=None, metavar="N", help="Only the first N rows.")
 @click.option("--skip", "skipped", multiple=True, type=click.Choice(["causes", "carrier"]), help="Leave a step out.")

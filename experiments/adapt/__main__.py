@@ -186,9 +186,27 @@ def _said(checkpoint: Checkpoint, added: Delimiters, choices: Choices, dtype: st
 @click.option(
     "--template", default=TEMPLATE, help="Prompt template with {question} and {choices}. [default: a user turn]"
 )
-@click.option("--branch-cap", default=768, show_default=True, type=click.IntRange(1, 1 << 20), help="Content tokens.")
-@click.option("--merge-cap", default=512, show_default=True, type=click.IntRange(1, 1 << 20), help="Content tokens.")
-@click.option("--answer-cap", default=64, show_default=True, type=click.IntRange(1, 1 << 20), help="Content tokens.")
+@click.option(
+    "--branch-cap",
+    default=768,
+    show_default=True,
+    type=click.IntRange(1, 1 << 20),
+    help="Content tokens that each branch may hold.",
+)
+@click.option(
+    "--merge-cap",
+    default=512,
+    show_default=True,
+    type=click.IntRange(1, 1 << 20),
+    help="Content tokens that merge may hold.",
+)
+@click.option(
+    "--answer-cap",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, 1 << 20),
+    help="Content tokens that the answer may hold.",
+)
 def main(
     base: Path,
     out: Path,

@@ -74,7 +74,12 @@ def _inputs() -> list[Callable[..., Any]]:
     demo = "the bundled demo's"
     return [
         click.option(
-            "--checkpoint", type=path, default=DEMO / "primary", show_default=f"{demo} primary", metavar="DIR"
+            "--checkpoint",
+            type=path,
+            default=DEMO / "primary",
+            show_default=f"{demo} primary",
+            metavar="DIR",
+            help="An adapted checkpoint directory.",
         ),
         click.option(
             "--tasks",
@@ -82,25 +87,39 @@ def _inputs() -> list[Callable[..., Any]]:
             default=DEMO / "tasks.jsonl",
             show_default=demo,
             metavar="FILE",
-            help="The first task is the matrix row.",
+            help="JSON lines; the first task is the matrix row that is timed.",
         ),
-        click.option("--dtype", type=click.Choice(list(DTYPES)), default="bf16", show_default=True),
+        click.option(
+            "--dtype", type=click.Choice(list(DTYPES)), default="bf16", show_default=True, help="Dtype of every column."
+        ),
         click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
-        click.option("--threads", type=click.IntRange(1, 1024), default=DEFAULT_THREADS, show_default=True),
+        click.option(
+            "--threads",
+            type=click.IntRange(1, 1024),
+            default=DEFAULT_THREADS,
+            show_default=True,
+            help="CPU threads of every column.",
+        ),
         click.option(
             "--columns",
             default=",".join(COLUMNS),
             show_default=True,
             metavar="NAMES",
-            help="Our columns; ATTENTION+packed has prepacked linear weights.",
+            help="Kernels to time, one column each; ATTENTION+packed has prepacked linear weights.",
         ),
         click.option(
             "--reference",
             default=None,
             metavar="MODULE",
-            help="A module whose open_arm(directory, numeric) is one more column: tests.hf.bench_arm.",
+            help="Another implementation as one more column: a module with open_arm(directory, numeric), such as "
+            "tests.hf.bench_arm for transformers.",
         ),
-        click.option("--only", default=None, metavar="PARTS", help=f"Of {', '.join(PARTS)}. [default: all but growth]"),
+        click.option(
+            "--only",
+            default=None,
+            metavar="PARTS",
+            help=f"What to measure, of {','.join(PARTS)}. [default: all but growth]",
+        ),
     ]
 
 
@@ -109,30 +128,60 @@ def _lengths() -> list[Callable[..., Any]]:
     number = click.IntRange(min=1)
     contexts, prefills = (",".join(map(str, lengths)) for lengths in (CONTEXTS, PREFILLS))
     return [
-        click.option("--context", default=None, metavar="N,N", help=f"Decode there. [default: {contexts}, {default}]"),
-        click.option("--prefill", default=None, metavar="N,N", help=f"Lengths. [default: {prefills}, {default}]"),
-        click.option("--prefix", type=number, default=None, help=f"Tokens of a build. [default: {PREFIX}, {default}]"),
-        click.option("--growth", is_flag=True, help="Add the cost of a build against its length, drawn."),
-        click.option("--length", type=number, default=None, help=f"Of the growth. [default: {GROWTH}, {default}]"),
+        click.option(
+            "--context",
+            default=None,
+            metavar="N,N",
+            help=f"Time decode steps after so many cached tokens. [default: {contexts}, {default}]",
+        ),
+        click.option(
+            "--prefill",
+            default=None,
+            metavar="N,N",
+            help=f"Time one-call prefills of so many tokens. [default: {prefills}, {default}]",
+        ),
+        click.option(
+            "--prefix",
+            type=number,
+            default=None,
+            metavar="N",
+            help=f"Time an incremental build of so many tokens, one at a time. [default: {PREFIX}, {default}]",
+        ),
+        click.option(
+            "--growth", is_flag=True, help="Also time an incremental build block by block and draw cost against length."
+        ),
+        click.option(
+            "--length",
+            type=number,
+            default=None,
+            metavar="N",
+            help=f"Tokens of the build that --growth times. [default: {GROWTH}, {default}]",
+        ),
     ]
 
 
 def _counts() -> list[Callable[..., Any]]:
     number = click.IntRange(min=1)
     return [
-        click.option("--repeats", type=number, default=7, show_default=True, help="Rounds of steps and calls."),
         click.option(
-            "--long-repeats", type=number, default=7, show_default=True, help="Rounds of builds, rows and loads."
+            "--repeats", type=number, default=7, show_default=True, help="Times each decode and prefill is measured."
         ),
-        click.option("--steps", type=number, default=24, show_default=True, help="Decode steps a sample."),
-        click.option("--block", type=number, default=128, show_default=True, help="Tokens of a build a turn."),
+        click.option(
+            "--long-repeats",
+            type=number,
+            default=7,
+            show_default=True,
+            help="Times each build, row and load is measured.",
+        ),
+        click.option("--steps", type=number, default=24, show_default=True, help="Decode steps per sample."),
+        click.option("--block", type=number, default=128, show_default=True, help="Tokens per turn of a build."),
         click.option(
             "--buffer",
             type=number,
             default=1024,
             show_default=True,
             metavar="MIB",
-            help="Of the streaming read; should be far beyond the caches.",
+            help="Buffer whose streaming read gives the memory bandwidth; far larger than the CPU's caches.",
         ),
     ]
 
@@ -144,7 +193,7 @@ def _outputs() -> list[Callable[..., Any]]:
             type=click.Path(path_type=Path),
             default=None,
             metavar="DIR",
-            help="[default: runs/benchmark-DTYPE]",
+            help="Directory of benchmark.json and the report. [default: runs/benchmark-DTYPE]",
         ),
         click.option("--fresh", is_flag=True, help="Set an earlier benchmark aside as DIR.N."),
         click.option("--quiet", is_flag=True, help="No progress on stderr."),

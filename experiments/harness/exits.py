@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ from minimodel.errors import InputError
 from stats.errors import StatsInputError
 
 DONE, BAD_INPUT, GATE_FAILED, INTERRUPTED, PIPE_CLOSED = 0, 2, 3, 130, 141
+LAST_PATIENCE = timedelta(seconds=5)  # for joining the job only to end in it
 NO_MEMORY = "error: memory: expected more free memory or address space (see ulimit -v), found too little"
 
 
@@ -94,17 +96,16 @@ def _is_allocation(error: RuntimeError) -> bool:
 def _job() -> ranks.Ranks | None:
     """The job, joined now by a rank that fails so early that it had not done so; None where it cannot be joined."""
     try:
-        return ranks.current()
-    except InputError:
+        return ranks.current(LAST_PATIENCE)
+    except (InputError, KeyboardInterrupt):
         return None
 
 
 def resume_command(module: str) -> str:
     """The command line that continues this run: the same, without --fresh."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--fresh"]
-    job = _job()
-    start = "python -m" if job is None else f"torchrun --nproc-per-node {job.local_world_size} -m"
-    return " ".join([start, module, shlex.join(arguments)]).strip()
+    start = ["python"] if ranks.world(os.environ) == 1 else ranks.launcher()
+    return shlex.join([*start, "-m", module, *arguments])
 
 
 def one_line(error: object) -> str:

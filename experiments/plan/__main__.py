@@ -103,19 +103,45 @@ def chosen(checkpoint: Path | None, config: Path | None, preset_name: str | None
 
 
 @click.command(help=__doc__)
-@click.option("--checkpoint", type=click.Path(path_type=Path), default=None, metavar="DIR", help="A checkpoint.")
-@click.option("--config", type=click.Path(path_type=Path), default=None, metavar="FILE", help="A config.json.")
-@click.option("--preset", "preset_name", type=click.Choice(PRESETS), default=None, help="A public model's shape.")
-@click.option("--dtype", "dtypes", type=click.Choice(list(ITEM)), multiple=True, help="May be repeated. [default: all]")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="Plan for the config.json of this checkpoint.",
+)
+@click.option(
+    "--config", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Plan for this config.json."
+)
+@click.option("--preset", "preset_name", type=click.Choice(PRESETS), default=None, help="Plan for this public model.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice(list(ITEM)),
+    multiple=True,
+    help="Dtype of weights and K/V; may be repeated. [default: all]",
+)
 @click.option(
     "--prefix",
     type=click.IntRange(min=1),
     default=None,
     help=f"Prefix tokens of a row. [default: {PREFIX}, or what the context leaves room for]",
 )
-@click.option("--suffix", type=click.IntRange(min=0), default=275, show_default=True, help="Suffix tokens of an arm.")
-@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), default=None, metavar="GB/S", help="Memory.")
-@click.option("--tflops", type=click.FloatRange(min=0, min_open=True), default=None, metavar="N", help="At the dtype.")
+@click.option("--suffix", type=click.IntRange(min=0), default=275, show_default=True, help="Suffix tokens per arm.")
+@click.option(
+    "--bandwidth",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    metavar="GB/S",
+    help="Memory bandwidth of the device: adds the least time that reading takes.",
+)
+@click.option(
+    "--tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    metavar="N",
+    help="Matrix products per second in the dtype, in TFLOP/s: counts computing too, beside --bandwidth.",
+)
 def main(
     checkpoint: Path | None,
     config: Path | None,

@@ -78,7 +78,7 @@ def _lines(rows: list[Frozen]) -> str:
 @click.option("--holdout", type=click.IntRange(min=1), default=None, metavar="N", help="Keep N rows, chosen by seed.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the holdout.")
 @click.option("--id", "id_field", default="", metavar="FIELD", help="The row's id. [default: Record ID or id]")
-@click.option("--question", default="", metavar="FIELD", help="The question. [default: Question or question]")
+@click.option("--question", default="", metavar="FIELD", help="The question's text. [default: Question or question]")
 @click.option("--correct", default="", metavar="FIELD", help="The right choice's text. [default: as above]")
 @click.option("--incorrect", multiple=True, metavar="FIELD", help="A wrong choice, or a list of them; may be repeated.")
 @click.option("--choices", default="", metavar="FIELD", help="All choices as a list. [default: choices]")

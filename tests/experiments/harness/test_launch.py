@@ -115,6 +115,53 @@ def test_a_rank_killed_or_a_job_interrupted_goes_on_with_other_ranks(
     assert (tmp_path / "run/rows.jsonl").read_bytes() == (tmp_path / "alone/rows.jsonl").read_bytes()
 
 
+DYING = """
+import os, signal
+import experiments.matrix as m
+from experiments.harness.progress import Progress
+real, left = Progress.row, iter(range(2))
+def row(self, name):
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and next(left, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(self, name)
+Progress.row = row
+m.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_restarted_by_torchrun_goes_on_where_it_stopped(small: Small, tmp_path: Path, restarts: int) -> None:
+    assert small.run(tmp_path / "alone").code == 0
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    arguments = ["--max-restarts", restarts, script, *small.arguments(tmp_path / "run"), "--preflight", 0]
+    process = launched("torch.distributed.run", 2, *arguments, cwd=tmp_path)
+    _, stderr = process.communicate(timeout=300)
+    if restarts == 0:
+        assert process.returncode == 1, "the control: without a restart the job ends"
+        return
+    assert process.returncode == 0 and "rows are already there and kept" in stderr, stderr
+    for name in ("rows.jsonl", "summary.json", "report.md"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_the_resuming_command_keeps_the_launchers_options(small: Small, tmp_path: Path) -> None:
+    arguments = ["--max-restarts=0", "-m", "experiments.matrix", *small.arguments(tmp_path / "run", "--fresh")]
+    process = launched("experiments.launch", 2, *arguments, cwd=tmp_path)
+    while not (tmp_path / "run" / "manifest.json").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    start = (
+        "resume with: python -m experiments.launch --nproc-per-node 2 --max-restarts=0 -m experiments.matrix --dtype"
+    )
+    assert start in stderr and "--fresh" not in stderr
+
+
 def test_the_launcher_wants_arguments() -> None:
     with pytest.raises(SystemExit) as ended:
         launch_main([])

@@ -1,15 +1,22 @@
 """Who a process is among ranks, which devices it takes, and which commands know how to share their rows."""
 
+import signal
+import socket
+import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import TCPStore
 
+from experiments.harness import ranks
 from experiments.harness.options import RunOptions
-from experiments.harness.ranks import SHARDED, claim_devices, current, world
+from experiments.harness.ranks import SHARDED, RankFailed, claim_devices, current, launcher_words, world
 from experiments.harness.sharding import phases
 from minimodel.errors import InputError
+from tests.experiments.commands import start as start_command
 from tests.experiments.runs import call, one_line
 from tests.helpers import refused
 
@@ -28,6 +35,90 @@ def test_without_the_launchers_address_the_job_cannot_be_joined(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with refused("torchrun: expected its environment and its store", "MASTER_ADDR"):
         current()
+
+
+def joined_as(monkeypatch, port: int, attempt: int) -> None:
+    values = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in {**values, ranks.AGENT: "True", ranks.ATTEMPT: str(attempt)}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_what_an_attempt_has_said_does_not_reach_the_next(monkeypatch):
+    """torchrun --max-restarts keeps one store over all attempts."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    joined_as(monkeypatch, store.port, 0)
+    first = current()
+    assert first.fail(137) and not current().fail(3), "only the first failure of an attempt prints"
+    with pytest.raises(RankFailed):
+        first.check()
+    joined_as(monkeypatch, store.port, 1)
+    second = current()
+    second.check()
+    assert second.rows_counted() == 0 and second.fail(2)
+
+
+def unused_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def test_a_store_that_nobody_holds_is_one_line_within_the_patience(monkeypatch):
+    joined_as(monkeypatch, unused_port(), 0)
+    for patience in (1.0, 1000.0):  # the second time nothing is tried again
+        start = time.monotonic()
+        with refused("torchrun: expected its store at 127.0.0.1:", "within 1 s", "Connection refused"):
+            current(timedelta(seconds=patience))
+        assert time.monotonic() - start < 10
+
+
+def test_a_store_that_never_answers_is_one_line_within_the_patience(monkeypatch):
+    """Something listens there and is no store: torch would wait, and its message has many lines of C++."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        joined_as(monkeypatch, silent.getsockname()[1], 0)
+        start = time.monotonic()
+        with refused("torchrun: expected its environment and its store, found: "):
+            current(timedelta(seconds=1))
+        assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_an_interruption_while_the_store_is_awaited_ends_at_once(tmp_path, listening):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        if not listening:
+            silent.close()
+        ranked = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        process = start_command(
+            "experiments.matrix", "--dtype", "bf16", cwd=tmp_path, **ranked, TORCHELASTIC_USE_AGENT_STORE="True"
+        )
+        time.sleep(8)  # the imports; before their end the interruption is one line all the same
+        assert process.poll() is None, "it waits, as it should"
+        process.send_signal(signal.SIGINT)
+        begun = time.monotonic()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and time.monotonic() - begun < 20 and out == ""
+    assert "interrupted" in err and "frame #" not in err and "Traceback" not in err
+
+
+def test_the_launchers_own_options_are_kept():
+    torchrun = ["/v/bin/python", "/v/bin/torchrun", "--nnodes", "2", "--max-restarts=3", "-m", "experiments.matrix"]
+    assert launcher_words([*torchrun, "--dtype", "bf16"]) == ["torchrun", "--nnodes", "2", "--max-restarts=3"]
+    for module in ("experiments.launch", "torch.distributed.run"):
+        words = ["/v/bin/python", "-m", module, "--standalone", "--nproc-per-node", "2", "-m", "experiments.bridge"]
+        assert launcher_words(words) == ["python", "-m", module, "--standalone", "--nproc-per-node", "2"]
+    for other in ([], ["/v/bin/python", "-m", "pytest", "-m", "slow"], ["bash", "-c", "x"], [*torchrun[:5], "run.py"]):
+        assert launcher_words(other) == []
+    assert launcher_words(["python", "-m", "experiments.matrix", "--dtype", "bf16"]) == []
+
+
+def test_without_the_launchers_command_line_its_known_options_are_named(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert ranks._known_options() == ["torchrun", "--nproc-per-node", "3"]
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    wanted = ["torchrun", "--nnodes", "2", "--nproc-per-node", "3", "--max-restarts", "2"]
+    assert ranks._known_options() == wanted
 
 
 @pytest.mark.parametrize("name", ["audit", "study", "adapt"])
