@@ -169,7 +169,7 @@ DIRECTORY = click.Path(path_type=Path)
     default=Path("runs"),
     show_default=True,
     metavar="ROOT",
-    help="Parent directory of all runs.",
+    help="Parent of all runs.",
 )
 @click.option(
     "--checkpoint",

@@ -98,7 +98,7 @@ def _inputs() -> list[Callable[..., Any]]:
             type=click.IntRange(1, 1024),
             default=DEFAULT_THREADS,
             show_default=True,
-            help="CPU threads of every column.",
+            help="CPU threads of all.",
         ),
         click.option(
             "--columns",

@@ -102,14 +102,10 @@ def train(out: Path, plan: Plan, threads: int, save_every: int, stop: int | None
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Directory to write.")
-@click.option(
-    "--seed", type=click.IntRange(0), default=20260728, show_default=True, help="Seed of weights and problems."
-)
+@click.option("--seed", type=click.IntRange(0), default=20260728, show_default=True, help="Seed of all draws.")
 @click.option("--steps", type=click.IntRange(20), default=3600, show_default=True, help="Optimizer steps of the run.")
 @click.option("--batch", type=click.IntRange(1), default=10, show_default=True, help="Problems per optimizer step.")
-@click.option(
-    "--threads", type=click.IntRange(1, 1024), default=2, show_default=True, help="CPU threads of the training."
-)
+@click.option("--threads", type=click.IntRange(1, 1024), default=2, show_default=True, help="CPU threads to use.")
 @click.option("--save-every", type=click.IntRange(1), default=100, show_default=True, help="Steps between saves.")
 def main(out: Path, seed: int, steps: int, batch: int, threads: int, save_every: int) -> None:
     """Train the demo checkpoint on seeded synthetic word problems. The same command again resumes."""
