@@ -17,7 +17,7 @@ MAX_TOKENIZER_BYTES = 32 * 1024 * 1024  # the largest public Qwen2.5 tokenizer.j
 # The parts of a byte-level BPE tokenizer, Qwen2.5's kind, by where they stand. Others can turn a short text into
 # gigabytes (a chain of Replace), stop the process, or lose characters.
 PARTS = {
-    "normalizer": {"NFC", "NFD", "NFKC", "NFKD"},
+    "normalizer": {"NFC", "NFD"},  # NFKC and NFKD turn x² into x2
     "pre_tokenizer": {"ByteLevel", "Split", "Digits"},
     "post_processor": {"ByteLevel", "TemplateProcessing"},
     "decoder": {"ByteLevel"},
@@ -100,7 +100,9 @@ class TextCodec:
         return sorted(set(self.tokenizer.get_vocab(with_added_tokens=True).values()))
 
     def encode(self, text: str) -> list[int]:
-        """Ordinary ids of `text`. InputError for text that is no Unicode (a lone surrogate)."""
+        """Returns the ordinary ids of `text`. InputError for text that is no Unicode (a lone surrogate), and where the
+        tokenizer loses some of it.
+        """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -110,7 +112,20 @@ class TextCodec:
         special = self.special_ids().intersection(ids)
         if special:
             raise InputError(f"text: expected ordinary tokens only, found special token {min(special)}")
+        self._require_whole(text, self.decode(ids))
         return ids
+
+    def _require_whole(self, text: str, decoded: str) -> None:
+        """InputError unless `decoded` is `text`, normalised as the tokenizer does (Qwen2.5's is NFC)."""
+        normalizer = self.tokenizer.normalizer
+        whole = text if normalizer is None else normalizer.normalize_str(text)
+        if decoded in (whole, f" {whole}"):  # a byte-level pre-tokenizer may put a space before the first word
+            return
+        at = next((i for i, (a, b) in enumerate(zip(whole, decoded)) if a != b), min(len(whole), len(decoded)))
+        raise InputError(
+            f"text: expected a tokenizer that keeps every character, found {decoded[at : at + 20]!r} "
+            f"instead of {whole[at : at + 20]!r} at character {at}; check pre_tokenizer, decoder and vocabulary"
+        )
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD."""

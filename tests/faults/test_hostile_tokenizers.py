@@ -8,6 +8,7 @@ from decode import Contract
 from decode.text import load_tokenizer
 from minimodel.files import parse_json
 from tests.faults.conftest import Small
+from tests.faults.test_disk import one_error
 from tests.helpers import edit_json, refused
 
 PARTS = {
@@ -30,6 +31,7 @@ PARTS = {
         {"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 9}},
         "decoder: expected",
     ),
+    "a normalizer that changes exponents": ({"normalizer": {"type": "NFKC"}}, "normalizer: expected"),
     "another model": (
         {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "added_tokens": []},
         "model: expected BPE",
@@ -74,3 +76,48 @@ def test_a_delimiter_that_is_no_text_is_refused(small: Small, tmp_path: Path) ->
     edit_json(mine.checkpoint / "contract.json", delimiters={"open": ["\ud800", *names]})
     with refused("contract.json: delimiter '\\ud800'"):
         Contract.load(mine.checkpoint)
+
+
+SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+LOSSES = {
+    "no pre-tokenizer": {"pre_tokenizer": None},
+    "a split that removes spaces": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, BYTES]}},
+    "no decoder": {"decoder": None},
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_tokenizer_that_loses_text_is_refused_per_row(small: Small, tmp_path: Path, kind: str) -> None:
+    mine = small.copy(tmp_path)
+    Contract.load(mine.checkpoint).codec.encode("Which one is odd?")  # the control
+    edit_json(mine.checkpoint / "tokenizer.json", **LOSSES[kind])
+    with refused("text: expected a tokenizer that keeps every character", "at character"):
+        Contract.load(mine.checkpoint).codec.encode("Which one is odd?")
+    ended = mine.run(tmp_path / "run")
+    one_error(ended, "rows refused", "keeps every character")
+    assert not (tmp_path / "run").exists(), "nothing is written for refused input"
+
+
+def test_a_vocabulary_without_a_byte_is_refused_where_the_byte_is_needed(small: Small, tmp_path: Path) -> None:
+    mine = small.copy(tmp_path)
+    path = mine.checkpoint / "tokenizer.json"
+    model = parse_json(path.read_bytes(), path)["model"]
+    vocabulary = {("<lost>" if token == "?" else token): i for token, i in model["vocab"].items()}
+    merges = [merge for merge in model["merges"] if "?" not in "".join(merge)]
+    edit_json(path, model={**model, "vocab": vocabulary, "merges": merges})
+    codec = Contract.load(mine.checkpoint).codec
+    assert codec.decode(codec.encode("Which one is odd")) == "Which one is odd"
+    with refused("keeps every character", "'?'", "at character 16"):
+        codec.encode("Which one is odd?")
+
+
+def test_canonical_normalisation_and_a_leading_space_lose_nothing(small: Small, tmp_path: Path) -> None:
+    mine = small.copy(tmp_path)
+    edit_json(
+        mine.checkpoint / "tokenizer.json",
+        normalizer={"type": "NFC"},
+        pre_tokenizer={**BYTES, "add_prefix_space": True},
+    )
+    codec = Contract.load(mine.checkpoint).codec
+    assert codec.decode(codec.encode("e\u0301 \u212b?")) == " \xe9 \xc5?"
