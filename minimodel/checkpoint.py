@@ -1,7 +1,10 @@
 """A checkpoint directory: which files, which tensors, and their names and shapes checked before any is read."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
@@ -15,7 +18,7 @@ from minimodel.files import (
     sha256_of,
 )
 from minimodel.roles import NUM_ROLES, RoleRules
-from minimodel.safetensors_file import TensorEntry, require_float, table_of_contents
+from minimodel.safetensors_file import TensorEntry, count_changed, require_float, table_of_contents
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ROLE_TABLE, ROLE_PICKLE, CONTRACT, TOKENIZER = (
@@ -24,6 +27,8 @@ ROLE_TABLE, ROLE_PICKLE, CONTRACT, TOKENIZER = (
     "contract.json",
     "tokenizer.json",
 )
+
+SHOWN = 12  # tensors named in a warning
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,25 @@ class Checkpoint:
     contract: dict | None  # the object of contract.json; None for a stock checkpoint (no role table, no contract)
     warnings: tuple[str, ...]  # notes for the manifest
     files: dict[str, Identity | None]  # every file that decides a bit, as it was before the first was read
+    changed: dict[tuple[str, torch.dtype], int] = field(default_factory=dict)  # values changed by a cast, as measured
+
+    def cast_warnings(self, dtype: torch.dtype) -> list[str]:
+        """Returns one line that names and counts the tensors whose values change when read as `dtype`, if there are
+        any. Reads those that no model was loaded from, unless the two dtypes rule a change out.
+        """
+        for name, entry in self.tensors.items():
+            if (name, dtype) not in self.changed:
+                self.changed[name, dtype] = count_changed(entry, dtype)
+        found = {name: self.changed[name, dtype] for name in self.tensors if self.changed[name, dtype]}
+        if not found:
+            return []
+        sources = " and ".join(sorted({self.tensors[name].dtype for name in found}))
+        counts = [f"{name} ({count} of {math.prod(self.tensors[name].shape)})" for name, count in found.items()]
+        more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        return [
+            f"read as {str(dtype).removeprefix('torch.')} from {sources}, {sum(found.values())} values changed in "
+            f"{len(found)} of {len(self.tensors)} tensors: {', '.join(counts[:SHOWN])}{more}"
+        ]
 
     def require_unchanged(self) -> None:
         """InputError, naming the file, when one changed since the checkpoint was opened."""

@@ -49,12 +49,13 @@ class _Reader(Mapping[str, Tensor]):
 
     def __init__(self, checkpoint: Checkpoint, numeric: NumericContract) -> None:
         self._entries, self._dtype = checkpoint.tensors, numeric.torch_dtype
+        self._changed = checkpoint.changed
         self._places = placement(numeric.device, checkpoint.config.num_hidden_layers)
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]
         weight = _room(entry, self._dtype, place_of(name, self._places))
-        read_into(entry, weight)
+        self._changed[name, self._dtype] = read_into(entry, weight)
         if not all_finite(weight):
             raise InputError(f"{entry.path}: tensor {entry.name}: expected finite values, found NaN or infinity")
         return weight

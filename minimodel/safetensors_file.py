@@ -4,7 +4,10 @@ The `safetensors` library checks the file (header, ranges, total size); the byte
 memory that is already allocated. Mapping the file instead would count every weight twice while it is copied.
 """
 
+import math
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -19,6 +22,7 @@ from minimodel.files import parse_json, require_plain_file
 FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 MAX_HEADER_BYTES = 8 * 1024 * 1024  # parsed, the worst header takes fifty times its bytes; Qwen2.5-72B's has 0.1 MB
 STAGE_BYTES = 32 * 1024 * 1024  # a tensor whose dtype or device differs is read through a buffer of this size
+COMPARED = 128 * 1024  # values compared at a time, so that both sides stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -72,27 +76,71 @@ def require_float(entry: TensorEntry) -> None:
         raise InputError(f"{entry.path}: tensor {entry.name}: expected BF16, F16, F32 or F64, found {entry.dtype}")
 
 
-def read_into(entry: TensorEntry, target: Tensor) -> None:
-    """Fills `target` (contiguous, the entry's shape) from the file; a differing dtype is converted as `Tensor.to` does.
+def read_into(entry: TensorEntry, target: Tensor) -> int:
+    """Fills `target` (contiguous, the entry's shape) from the file, converting a differing dtype as `Tensor.to` does,
+    and returns how many values the conversion changed.
 
     That is one rounding, save F64 to BF16 or F16, which torch rounds to FP32 first (and so does transformers).
     InputError for a dtype that is not a plain float (FP8, integers) and for a file that ends early.
     """
     require_float(entry)
     assert tuple(target.shape) == entry.shape and target.is_contiguous(), f"{entry.name}: wrong place"
-    flat, dtype = target.view(-1), FILE_DTYPES[entry.dtype]
+    flat = target.view(-1)
+    if FILE_DTYPES[entry.dtype] == target.dtype and target.device.type == "cpu":
+        with _opened(entry) as file:
+            _fill(file, flat, entry)
+        return 0
+    changed = 0
+    for first, part in _parts(entry):
+        flat[first : first + part.numel()].copy_(part)
+        if not casts_exactly(entry.dtype, target.dtype):
+            on_cpu = flat[first : first + part.numel()] if target.device.type == "cpu" else part.to(target.dtype)
+            changed += _differing(part, on_cpu)
+    return changed
+
+
+def count_changed(entry: TensorEntry, dtype: torch.dtype) -> int:
+    """Returns how many values of a tensor in its file would change when read as `dtype`."""
+    require_float(entry)
+    if casts_exactly(entry.dtype, dtype):
+        return 0
+    return sum(_differing(part, part.to(dtype)) for _, part in _parts(entry))
+
+
+def casts_exactly(file_dtype: str, dtype: torch.dtype) -> bool:
+    """Returns whether `dtype` holds every value of a file's dtype."""
+    return torch.promote_types(FILE_DTYPES[file_dtype], dtype) == dtype
+
+
+def _differing(part: Tensor, cast: Tensor) -> int:
+    """Returns how many values of `cast` are not those of `part`, compared in a dtype that holds both exactly."""
+    room = torch.empty(min(COMPARED, part.numel()), dtype=torch.promote_types(part.dtype, cast.dtype), device="cpu")
+    changed = 0
+    for a, b in zip(part.split(COMPARED), cast.split(COMPARED), strict=True):
+        differs = room[: a.numel()].copy_(b).sub_(a).ne_(0)  # in place: each temporary would cost its page faults
+        changed += int(differs.sum())  # ones: exact, since FP32 counts to 16 million
+    return changed
+
+
+def _parts(entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
+    """Yields (index of the first value, values in the file's dtype) per stage; the next stage overwrites the last."""
+    dtype, count = FILE_DTYPES[entry.dtype], math.prod(entry.shape)
+    step = STAGE_BYTES // dtype.itemsize
+    stage = torch.empty(min(step, count), dtype=dtype, device="cpu")
+    with _opened(entry) as file:
+        for first in range(0, count, step):
+            part = stage[: min(step, count - first)]
+            _fill(file, part, entry)
+            yield first, part
+
+
+@contextmanager
+def _opened(entry: TensorEntry) -> Iterator[FileIO]:
+    """The entry's file at its first byte; InputError for what the system refuses."""
     try:
         with open(entry.path, "rb", buffering=0) as file:
             file.seek(entry.start)
-            if dtype == target.dtype and target.device.type == "cpu":
-                _fill(file, flat, entry)
-                return
-            step = STAGE_BYTES // dtype.itemsize
-            stage = torch.empty(min(step, flat.numel()), dtype=dtype, device="cpu")
-            for first in range(0, flat.numel(), step):
-                part = stage[: min(step, flat.numel() - first)]
-                _fill(file, part, entry)
-                flat[first : first + part.numel()].copy_(part)
+            yield file
     except OSError as error:
         raise InputError(f"{entry.path}: cannot be read ({error.strerror or error})") from None
 

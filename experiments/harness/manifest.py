@@ -40,6 +40,8 @@ def build_manifest(
     for one in numeric:
         one.apply()
         records.append(one.record())
+    dtypes = dict.fromkeys(one.torch_dtype for one in numeric)
+    casts = [line for dtype in dtypes for line in checkpoint.cast_warnings(dtype)]
     return {
         "schema": SCHEMA,
         "experiment": experiment,
@@ -47,7 +49,7 @@ def build_manifest(
         "environment": machine_record(),
         "code_sha256": code_sha256(),
         "checkpoint": file_digests(checkpoint),
-        "checkpoint_warnings": list(checkpoint.warnings),
+        "checkpoint_warnings": [*checkpoint.warnings, *casts],
         "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
         **({} if contract is None else _contract_entries(contract)),
         "preflight": preflight,

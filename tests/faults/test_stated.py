@@ -56,3 +56,19 @@ def test_the_warning_about_a_head_beside_a_tied_flag_is_in_the_manifest(small: S
     assert "tie_word_embeddings is true" in warning and "the file's head is used" in warning
     rows = [(tmp_path / name / "rows.jsonl").read_bytes() for name in ("tied", "head")]
     assert rows[0] != rows[1]
+
+
+def test_a_cast_that_changes_values_is_named_in_the_manifest(small: Small, tmp_path: Path) -> None:
+    """A BF16 checkpoint with a value below FP16's smallest: FP16 loses it, FP32 does not."""
+    mine = small.copy(tmp_path)
+    path = mine.checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][0] = 1e-9
+    save_file(tensors, path)
+    warnings = {}
+    for dtype in ("fp16", "fp32"):
+        assert mine.run(tmp_path / dtype, "--limit", 1, "--dtype", dtype).code == 0
+        warnings[dtype] = json.loads((tmp_path / dtype / "manifest.json").read_text())["checkpoint_warnings"]
+    assert warnings["fp32"] == []
+    [warning] = warnings["fp16"]
+    assert warning.startswith("read as float16 from BF16, ") and "model.norm.weight (1 of " in warning

@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minimodel import Decoder, load_model
-from minimodel.load import all_finite
+from minimodel.checkpoint import open_checkpoint
+from minimodel.load import all_finite, decoder_from
 from minimodel.numbers import bits, same_bits
+from minimodel.safetensors_file import FILE_DTYPES, casts_exactly
 from tests.conftest import numeric
 from tests.helpers import edit_json, random_tensor, refused
 from tests.tiny import split_into_shards, write_checkpoint
@@ -167,3 +169,41 @@ def test_peak_memory_of_loading(tmp_path: Path) -> None:
     head = 2 * size["vocab_size"] * size["hidden_size"]
     assert peak("load_model", "bf16", "packed") < plain + 2 * head < plain + stored
     assert peak("load_file") > 1.1 * 2 * stored + 300e6, "the measurement must see a second copy"
+
+
+@pytest.mark.parametrize("file_dtype", ["F16", "BF16", "F32", "F64"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
+def test_values_that_a_cast_changes_are_counted_by_tensor(tmp_path: Path, file_dtype: str, dtype: str) -> None:
+    """The load and a scan without a load count the same; a tensor whose values all survive is not named."""
+    directory, target = write_checkpoint(tmp_path / "checkpoint", torch.float32, stock=True), numeric(dtype)
+    tensors = load_file(directory / "model.safetensors")
+    stored = {name: (tensor.double() * 1.1).to(FILE_DTYPES[file_dtype]) for name, tensor in tensors.items()}
+    stored["model.norm.weight"].fill_(0.5)
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    expected = {}
+    for name, tensor in stored.items():
+        values = zip(tensor.flatten().tolist(), tensor.to(target.torch_dtype).flatten().tolist())
+        expected[name] = sum(before != after for before, after in values)
+    scanned, loaded = open_checkpoint(directory), open_checkpoint(directory)
+    decoder_from(loaded, target)
+    warnings = loaded.cast_warnings(target.torch_dtype)
+    assert warnings == scanned.cast_warnings(target.torch_dtype)
+    assert {name: loaded.changed[name, target.torch_dtype] for name in stored} == expected
+    assert expected["model.norm.weight"] == 0 and "model.norm.weight" not in "".join(warnings)
+    exact = casts_exactly(file_dtype, target.torch_dtype)
+    assert len(warnings) == (0 if exact else 1) and any(expected.values()) == (not exact)
+
+
+def test_a_value_that_becomes_zero_is_named_and_counted(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "checkpoint", torch.float16)
+    tensors = load_file(directory / "model.safetensors")
+    tensors = {name: torch.full_like(tensor, 0.5).to(torch.bfloat16) for name, tensor in tensors.items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    table = load_file(directory / "role_embedding.safetensors")["weight"]
+    save_file({"weight": torch.ones_like(table)}, directory / "role_embedding.safetensors")
+    assert open_checkpoint(directory).cast_warnings(torch.float16) == []
+    tensors["model.layers.1.mlp.up_proj.weight"][0, :3] = 1e-9
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    [warning] = open_checkpoint(directory).cast_warnings(torch.float16)
+    size = tensors["model.layers.1.mlp.up_proj.weight"].numel()
+    assert f"model.layers.1.mlp.up_proj.weight (3 of {size})" in warning and "float16 from BF16, 3 values" in warning
