@@ -109,7 +109,7 @@ def test_crosscheck_says_equal_and_names_the_kernel(
     assert same.exit_code == 0, same.output
     differs = call(crosscheck.main, under_another_kernel, theirs, "--checkpoint", study / "checkpoint")
     assert differs.exit_code == 3, differs.output
-    assert f'transformers: A null, B "{versions.INSTALLED}"' in differs.output
+    assert f'transformers: A nothing, B "{versions.INSTALLED}"' in differs.output
     for file in ("boundaries/t000-live.safetensors", "traces/t001-prefill.safetensors"):
         assert call(crosscheck.main, ours / file, theirs / file).exit_code == 0
 
