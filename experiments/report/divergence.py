@@ -15,7 +15,7 @@ def divergence_drawing(one: View) -> Drawing:
     """The drawing of a row whose compared arms part. InputError for another row, or where there is no text."""
     if one.first is None or one.arms is None or one.divergence is None:
         raise InputError(f"{one.run.path}: row {one.key!r}: expected suffixes that part, found none to draw")
-    if one.texts.contract is None:
+    if one.texts.codec is None:
         raise InputError(f"{one.run.path}: row {one.key!r}: expected its tokenizer; {'; '.join(one.texts.missing)}")
     drawing = Drawing(424, WIDTH)
     drawing.rect(0, 0, WIDTH, 424, "page")
@@ -32,7 +32,7 @@ def divergence_drawing(one: View) -> Drawing:
 
 
 def _text(one: View, tokens: list[int]) -> str:
-    return " ".join("".join(span.text for span in spans(one.texts.contract, tokens)).split("\n"))
+    return " ".join("".join(span.text for span in spans(one.texts.codec, tokens)).split("\n"))
 
 
 def _common(drawing: Drawing, one: View) -> None:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from decode.contract import Contract
-from decode.text import LETTERS
+from decode.text import LETTERS, TextCodec
 from experiments.harness.ledger import row_key
 from experiments.report.blocks import Alert, Block, Figure, Paragraph, Passage, Passages, RowEntry, Span, Table, table
 from experiments.report.grids import TRANSPLANTS, mask_figure
@@ -126,11 +125,11 @@ def row_blocks(one: View, anchor: str) -> list[Block]:
     arms = one.row.get("arms", {})
     blocks: list[Block] = [Alert(text) for text in _faults(one.row)]
     blocks.append(Paragraph(_statement(one)))
-    blocks += [Alert(text, "Note") for text in one.texts.missing]
+    blocks += [Alert(text, "Note") for text in one.texts.missing if arms]
     blocks += _question(one)
     blocks += _prefix(one)
     if arms:
-        blocks.append(_suffixes(one.texts.contract, arms))
+        blocks.append(_suffixes(one.texts.codec, arms))
         blocks.append(_arms_table(one))
     if set(TRANSPLANTED) <= set(arms):
         blocks.append(_donors(arms))
@@ -158,11 +157,10 @@ def _statement(one: View) -> str:
     if first is None:
         length = len(suffix_of(one.row["arms"][one.arms[0]]))
         return f"{left} and {right} continue with the same {length} tokens."
-    contract = one.texts.contract
     a, b = (_token(suffix_of(one.row["arms"][arm]), first) for arm in one.arms)
     text = (
-        f"{left} and {right} part at token {first} after the boundary: {left} takes {token_text(contract, a)}, "
-        f"{right} takes {token_text(contract, b)}."
+        f"{left} and {right} part at token {first} after the boundary: {left} takes {token_text(one.texts.codec, a)}, "
+        f"{right} takes {token_text(one.texts.codec, b)}."
     )
     if apart is not None and apart.margin is not None:
         text += (
@@ -204,13 +202,15 @@ def _prefix(one: View) -> list[Block]:
     if contract is None:
         return [Passages("The prefix", (Passage(f"{len(tokens)} token ids", spans(None, tokens)),))]
     passages = [
-        Passage(f"{words(ROLE_NAMES[role])}, {len(members)} tokens", spans(contract, members), ROLE_COLOURS[role])
+        Passage(
+            f"{words(ROLE_NAMES[role])}, {len(members)} tokens", spans(one.texts.codec, members), ROLE_COLOURS[role]
+        )
         for role, members in by_block(contract, tokens)
     ]
     return [Passages("The prefix, block by block, through the boundary", tuple(passages))]
 
 
-def _suffixes(contract: Contract | None, arms: dict[str, Any]) -> Passages:
+def _suffixes(codec: TextCodec | None, arms: dict[str, Any]) -> Passages:
     """The equal part once, then one column per different continuation with its first differing token marked."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, arm in arms.items():
@@ -218,14 +218,14 @@ def _suffixes(contract: Contract | None, arms: dict[str, Any]) -> Passages:
     suffixes = list(groups)
     if len(groups) == 1:
         label = f"all arms, {len(suffixes[0])} tokens"
-        return Passages("The suffix", (Passage(label, spans(contract, suffixes[0]), "third"),))
+        return Passages("The suffix", (Passage(label, spans(codec, suffixes[0]), "third"),))
     firsts = [first_divergence(suffixes[0], other) for other in suffixes[1:]]
     first = min(index for index in firsts if index is not None)
-    common = Passage(f"equal in all arms, {first} tokens", spans(contract, suffixes[0][:first]), "line")
+    common = Passage(f"equal in all arms, {first} tokens", spans(codec, suffixes[0][:first]), "line")
     columns = [
         Passage(
             ", ".join(names),
-            (*_marked(contract, suffix[first : first + 1]), *spans(contract, suffix[first + 1 :])),
+            (*_marked(codec, suffix[first : first + 1]), *spans(codec, suffix[first + 1 :])),
             SERIES[index % 4],
         )
         for index, (suffix, names) in enumerate(groups.items())
@@ -233,14 +233,14 @@ def _suffixes(contract: Contract | None, arms: dict[str, Any]) -> Passages:
     return Passages("The suffixes after the boundary", (common, *columns), columns=True)
 
 
-def _marked(contract: Contract | None, tokens: Sequence[int]) -> tuple[Span, ...]:
-    shown = spans(contract, tokens)
+def _marked(codec: TextCodec | None, tokens: Sequence[int]) -> tuple[Span, ...]:
+    shown = spans(codec, tokens)
     return (Span(shown[0].text, "mark"),) if shown else (Span("(ended)", "mark"),)
 
 
 def _arms_table(one: View) -> Table:
     """Each arm's choice at the first divergence with its margin, and its answer with its score."""
-    contract, first, apart = one.texts.contract, one.first, one.divergence
+    codec, first, apart = one.texts.codec, one.first, one.divergence
     header = ["arm", "tokens"]
     header += ["token at the divergence", "margin there", "in ULP"] if first is not None else []
     scored = any("scored" in arm for arm in one.row["arms"].values())
@@ -254,7 +254,7 @@ def _arms_table(one: View) -> Table:
             margins = arm.get("margins", [])
             margin = margins[first] if first < len(margins) else None
             ulp = apart.ulps[one.arms.index(name)] if apart and one.arms and name in one.arms else None
-            line += [token_text(contract, _token(tokens, first))]
+            line += [token_text(codec, _token(tokens, first))]
             line += [number(margin) if margin is not None else "forced or not recorded"]
             line += [scalar(ulp) if ulp is not None else ""]
         line += [str(arm.get("answer_text", ""))] if answered else []

@@ -9,20 +9,24 @@ from typing import Any
 
 from decode.contract import Contract
 from decode.state import State
+from decode.text import TextCodec
 from experiments.harness.canonical import sha256_file
 from experiments.harness.rundir import INFORMATION
 from experiments.harness.tasks import Task, load_tasks
 from experiments.report.blocks import Span
 from minimodel.errors import InputError
 
-READ = ("config.json", "contract.json", "tokenizer.json")  # the checkpoint's files that give tokens their meaning
+CONTRACT = "contract.json"
+READ = ("config.json", CONTRACT, "tokenizer.json")  # the checkpoint's files that give tokens their meaning
+NO_TEMPLATE = "{question}{choices}"  # nothing is encoded here
 
 
 @dataclass(frozen=True)
 class Texts:
     """What a run's checkpoint and task file add to the token ids of its ledger."""
 
-    contract: Contract | None  # None where the checkpoint is not there any more, or is another
+    codec: TextCodec | None  # None where the checkpoint is not there any more, or is another
+    contract: Contract | None  # None also for a stock checkpoint, which has no blocks
     tasks: dict[str, Task]  # by row id; empty where the run reads none or the file is not there
     missing: tuple[str, ...]  # a sentence for each of the two that is not there
 
@@ -31,9 +35,11 @@ def read_texts(manifest: dict[str, Any]) -> Texts:
     """Reads tokenizer and tasks from where the run had them. What is missing becomes a sentence in `missing`."""
     missing: list[str] = []
     information = manifest.get(INFORMATION, {})
-    contract, tasks = None, {}
+    codec, contract, tasks = None, None, {}
     try:
-        contract = _contract(Path(str(information.get("checkpoint", ""))), manifest["checkpoint"])
+        directory = _checkpoint(Path(str(information.get("checkpoint", ""))), manifest["checkpoint"])
+        contract = Contract.load(directory) if CONTRACT in manifest["checkpoint"] else None
+        codec = contract.codec if contract else TextCodec.load(directory / "tokenizer.json", NO_TEMPLATE)
     except InputError as error:
         missing.append(f"Token ids are shown in place of text: {error}.")
     if manifest.get("tasks_sha256"):
@@ -41,17 +47,18 @@ def read_texts(manifest: dict[str, Any]) -> Texts:
             tasks = _tasks(Path(str(information.get("tasks", ""))), manifest["tasks_sha256"])
         except InputError as error:
             missing.append(f"Questions are shown as part of the prompt only: {error}.")
-    return Texts(contract, tasks, tuple(missing))
+    return Texts(codec, contract, tasks, tuple(missing))
 
 
-def _contract(directory: Path, digests: dict[str, str]) -> Contract:
-    for name in READ:
+def _checkpoint(directory: Path, digests: dict[str, str]) -> Path:
+    """The directory, where its tokenizer and contract are those that the run recorded."""
+    for name in (name for name in READ if name in digests or name != CONTRACT):
         path = directory / name
         if not path.is_file():
             raise InputError(f"{path}: expected the run's checkpoint, found nothing")
         if sha256_file(path) != digests.get(name):
             raise InputError(f"{path}: expected SHA-256 {digests.get(name)}, found {sha256_file(path)}")
-    return Contract.load(directory)
+    return directory
 
 
 def _tasks(path: Path, digest: str) -> dict[str, Task]:
@@ -70,43 +77,43 @@ def by_block(contract: Contract, tokens: Sequence[int]) -> list[tuple[int, list[
     return [(role, [token for _, token in members]) for role, members in grouped]
 
 
-def spans(contract: Contract | None, tokens: Sequence[int]) -> tuple[Span, ...]:
+def spans(codec: TextCodec | None, tokens: Sequence[int]) -> tuple[Span, ...]:
     """Tokens as text; delimiters and other special tokens, ids that the tokenizer does not define, and bytes that are
-    no character are spelled out. Without a contract, the ids."""
-    if contract is None:
+    no character are spelled out. Without a tokenizer, the ids."""
+    if codec is None:
         return (Span(" ".join(map(str, tokens))),) if tokens else ()
     found: list[Span] = []
-    for special, members in itertools.groupby(tokens, key=lambda token: _name(contract, token) is not None):
+    for special, members in itertools.groupby(tokens, key=lambda token: _name(codec, token) is not None):
         if special:
-            found += [Span(str(_name(contract, token)), "special") for token in members]
+            found += [Span(str(_name(codec, token)), "special") for token in members]
         else:
-            data = b"".join(_bytes(contract, token) for token in members)
+            data = b"".join(_bytes(codec, token) for token in members)
             found.append(Span(data.decode("utf-8", errors="backslashreplace")))
     return tuple(found)
 
 
-def token_text(contract: Contract | None, token: int | None) -> str:
+def token_text(codec: TextCodec | None, token: int | None) -> str:
     """One token for a table: its text in quotes and its id; "ended" for None."""
     if token is None:
         return "ended"
-    if contract is None:
+    if codec is None:
         return f"id {token}"
-    [span] = spans(contract, [token])
+    [span] = spans(codec, [token])
     return f"{span.text if span.kind else repr(span.text)} (id {token})"
 
 
-def _name(contract: Contract, token: int) -> str | None:
+def _name(codec: TextCodec, token: int) -> str | None:
     """The spelling of a token that is not text; None for text."""
-    added = contract.codec.tokenizer.get_added_tokens_decoder().get(token)
+    added = codec.tokenizer.get_added_tokens_decoder().get(token)
     if added is not None:
         return str(added.content) if added.special else None
-    return f"[id {token}]" if contract.codec.tokenizer.id_to_token(token) is None else None
+    return f"[id {token}]" if codec.tokenizer.id_to_token(token) is None else None
 
 
-def _bytes(contract: Contract, token: int) -> bytes:
+def _bytes(codec: TextCodec, token: int) -> bytes:
     """The bytes of a text token. Byte-level BPE spells each byte as one character; an added token is plain text."""
-    piece = str(contract.codec.tokenizer.id_to_token(token))
-    if token in contract.codec.tokenizer.get_added_tokens_decoder() or not all(c in _BYTES for c in piece):
+    piece = str(codec.tokenizer.id_to_token(token))
+    if token in codec.tokenizer.get_added_tokens_decoder() or not all(c in _BYTES for c in piece):
         return piece.encode()
     return bytes(_BYTES[c] for c in piece)
 

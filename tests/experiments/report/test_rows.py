@@ -72,7 +72,7 @@ def test_a_divergent_row_shows_the_equal_part_once_and_both_tokens_marked(report
 
 
 def shown(contract, tokens):
-    return "".join(span.text for span in spans(contract, tokens))
+    return "".join(span.text for span in spans(contract.codec, tokens))
 
 
 def test_tokens_of_text_read_as_the_codec_reads_them_and_others_are_spelled_out(contract):
@@ -82,10 +82,10 @@ def test_tokens_of_text_read_as_the_codec_reads_them_and_others_are_spelled_out(
     part = [token for token in ids if "\\x" in shown(contract, [token])]
     assert len(part) > 1, "a character of several tokens: each alone is bytes, not text"
     delimiter, undefined = contract.open_ids[4], contract.ordinary.numel() + 5
-    found = spans(contract, [ids[0], delimiter, undefined])
+    found = spans(contract.codec, [ids[0], delimiter, undefined])
     assert [span.kind for span in found] == ["", "special", "special"]
     assert found[1].text == "<|merge|>" and found[2].text == f"[id {undefined}]"
-    assert token_text(None, 7) == "id 7" and token_text(contract, None) == "ended"
+    assert token_text(None, 7) == "id 7" and token_text(contract.codec, None) == "ended"
 
 
 def test_without_the_runs_checkpoint_the_ids_are_shown_and_it_is_said(reported, tmp_path, study):
@@ -99,7 +99,7 @@ def test_without_the_runs_checkpoint_the_ids_are_shown_and_it_is_said(reported, 
     for place in (tmp_path / "other", tmp_path / "gone"):
         manifest["information"]["checkpoint"] = str(place)
         texts = read_texts(manifest)
-        assert texts.contract is None and str(place) in texts.missing[0]
+        assert texts.contract is texts.codec is None and str(place) in texts.missing[0]
     manifest["information"]["tasks"] = str(tmp_path / "none.jsonl")
     assert len(read_texts(manifest).missing) == 2
     run = read_runs([reported[0]])[0]
@@ -154,3 +154,15 @@ def test_show_prints_one_row_and_names_what_there_is(reported, study, tmp_path):
         call("show", reported[0], equal["row"], "--svg", tmp_path / "two.svg", cwd=tmp_path)
     )
     assert not (tmp_path / "two.svg").exists()
+
+
+def test_a_row_of_every_experiment_can_be_shown_as_text(every_run, tmp_path):
+    for name, path in every_run.items():
+        row = row_key(ledger(path)[0])
+        done = call("show", path, row, cwd=tmp_path)
+        assert done.exit_code == 0 and "Gates of this row" in done.output, (name, done.output)
+        assert "Token ids are shown" not in done.output, name
+        entries = row_entries(read_runs([path]))
+        assert len(entries) == len(ledger(path)) and all(one.facts for one in entries)
+    done = call("report", *every_run.values(), "--out", tmp_path / "out", cwd=tmp_path)
+    assert done.exit_code == 0, done.output
