@@ -21,7 +21,7 @@ _JSON_VALUE = re.compile(
     r"\s{0,3}(?P<value>\"(?:[^\"\\]|\\.){0,4000}\"|[^\s\"{}\[\],]+)\s{0,3}(?P<end>\}|,\s{0,3}\"|\n|\Z)"
 )
 _TAG = re.compile(r"<(?:final_)?answer>(?P<content>[^<]*)(?P<end></(?:final_)?answer>)?", re.IGNORECASE)
-_HASHES = re.compile(r"^[ \t]{0,3}####[ \t]+(?P<content>[^\n]*)$", re.MULTILINE)
+_HASHES = re.compile(r"^[ \t]{0,3}####[ \t]*(?P<content>[^\n]*)$", re.MULTILINE)
 _BULLET = re.compile(r"\A\s*(?:[-*+•]|#{1,6}|>)\s+(?=\S)")
 _FIRST_ITEM = re.compile(r"\s*1[.)]\s+(?=\S)")
 _ITEM = re.compile(r"\s*(?:[-*+•]|[0-9]{1,2}[.)])\s+\S")
@@ -93,16 +93,17 @@ def _last_answer_line(text: str) -> Explicit | None:
     start = match.end() + rest.index(line)
     first = sentences(line)[0]
     end = start + first.start + len(first.text)
+    content: str | None = line
     if rest[: rest.index(line)].strip(" *_\"'"):  # the content is on a line below
         items = [item for item in following[:2] if _ITEM.match(item)]
-        return Explicit(match.start(), end, None if len(items) == 2 else unmarked(line))
-    if _same_line_item(line):
-        return Explicit(match.start(), end, None)
-    return Explicit(match.start(), end, line)
+        content = None if len(items) == 2 else unmarked(line)
+    if content is not None and _two_numbers(content):
+        content = None
+    return Explicit(match.start(), end, content)
 
 
-def _same_line_item(line: str) -> bool:
-    """Whether "Answer: 1. 72" leaves open which of the two is the answer."""
+def _two_numbers(line: str) -> bool:
+    """Whether "2. 72" leaves open which of the two is the answer."""
     head, dot, rest = line.partition(". ")
     return bool(dot) and parse_number(head) is not None and parse_number(rest) is not None
 

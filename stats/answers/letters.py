@@ -32,10 +32,15 @@ _REJECTS_AFTER = re.compile(
 )
 
 # -- statements -------------------------------------------------------------------------------------------------------
-_HYPOTHESIS = re.compile(r"\W{0,4}(?:if|suppose|supposing|assume|assuming|unless|were)\b", re.IGNORECASE)
+_NO_STATEMENT = re.compile(  # a hypothesis, or what was thought before
+    r"\A\W{0,4}(?:if|suppose|supposing|assume|assuming|unless|were)\b|\b(?:would|could|might)\b.{0,80}?\bif\b|"
+    r"\b(?:(?:would|could)\shave|almost|nearly|at\sfirst|initially|originally|previously|tempt\w*)\b|"
+    r"\bfirst\s(?:choice|guess|thought|answer|instinct|pick)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _CONCLUSION = re.compile(
-    r"\W{0,4}(?:(?:so|therefore|thus|hence|finally|then|wait|no|yes|actually|rather|sorry|correction|oops|i\smean)\b"
-    r"\W{0,4}){1,3}(?P<rest>.*)",
+    r"\W{0,4}(?:(?:so|therefore|thus|hence|finally|then|wait|no|yes|actually|rather|sorry|correction|oops|oh|hmm|i\smean)"
+    r"\b\W{0,4}){1,3}(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
 _NOUN = r"\b(?:answers?|letter|choice|option|one)\b"
@@ -44,7 +49,9 @@ _NAMED = re.compile(r"\banswers?(?P<between>\W{0,4})\Z", re.IGNORECASE)
 _CHOICE = r"(?:choos(?:e|es|ing)|chose|pick(?:s|ed)?|select(?:s|ed)?|go(?:es|ing)?\swith|settled?\s(?:on|for))"
 _CHOSEN = re.compile(rf"\b(?:i|we|i'd|i'll)\b(?:\W+\w+){{0,2}}?\W+{_CHOICE}\b(?P<between>.*)\Z", re.I | re.S)
 _VERDICT = re.compile(
-    r"\W{0,4}(?:is|was|remains|(?:must|would)\sbe)\b\W+(?:\w+\W+){0,2}?(?:answer|correct|right)\b", re.IGNORECASE
+    r"\W{0,4}(?:is|was|remains|(?:must|would)\sbe)\b\W+(?:\w+\W+){0,2}?"
+    r"(?:answer|(?:correct|right)(?=\W{0,4}(?:\Z|[,.;]|(?:answer|choice|option|one|letter|because|since|as|and|so)\b)))\b",
+    re.IGNORECASE,
 )
 _HINTED = re.compile(
     rf"(?:\b(?:it|that|this)\s(?:is|must\sbe)|\b(?:it|that)'s|\bmakes\sit|\bleaves|\bpoints?\sto|\b{_CHOICE})\b(?P<between>.*)\Z",
@@ -96,7 +103,7 @@ def only_letter(sentence: str, choices: int) -> Stated | None:
 
 def declared_letter(sentence: str, choices: int) -> Stated | None:
     """Return the letter that `sentence` declares: "the answer is C", "we pick C", "C is correct", "Therefore, C"."""
-    if _HYPOTHESIS.match(sentence):
+    if _NO_STATEMENT.search(sentence):
         return None
     conclusion = _CONCLUSION.match(sentence)
     lone = lone_letter(conclusion["rest"], choices) if conclusion else None
@@ -108,7 +115,7 @@ def declared_letter(sentence: str, choices: int) -> Stated | None:
 
 def hinted_letter(sentence: str, choices: int) -> Stated | None:
     """Return the letter that `sentence` hints at: "it is C", "that makes it C", "C fits"."""
-    if _HYPOTHESIS.match(sentence):
+    if _NO_STATEMENT.search(sentence):
         return None
     found = list(letters(sentence))
     if any(not letter.rejected and _hints(letter) for letter in found):

@@ -86,12 +86,15 @@ def _part(part: str) -> Fraction | None:
 def _words_number(part: str) -> Fraction | None:
     if _BOUND.search(part):
         return None
-    words = [word.lstrip(_OPENING).rstrip(_CLOSING) or word for word in _WORD.findall(part)]
+    raw = _WORD.findall(part)
+    words = [word.lstrip(_OPENING).rstrip(_CLOSING) or word for word in raw]
     values, i = set(), 0
     while i < len(words):
         word = words[i]
         if _DIGIT.search(word):
-            value = None if i and (words[i - 1].lower() in NUMBERED or words[i - 1] == "-") else parse_number(word)
+            named = i > 0 and (words[i - 1].lower() in NUMBERED or words[i - 1] == "-")
+            whole = parse_number(raw[i])
+            value = None if named else whole if whole is not None else parse_number(word)
             if value is None:
                 return None
             while i + 1 < len(words) and words[i + 1].lower() in SCALES:

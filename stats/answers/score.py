@@ -33,13 +33,16 @@ from stats.errors import StatsInputError
 
 _ANSWER_WORD = re.compile(r"\banswers?\b(?:[^:=]{0,60}?\b(?:is|was|be|equals|comes\sto)\b|(?=\W{0,6}[0-9\\$]))", re.I)
 _TAKES_BACK = re.compile(
-    r"\W{0,4}(?:but\s)?(?:wait|actually|correction|sorry|oops|hold\son|scratch\sthat|on\ssecond\sthought|my\smistake|"
-    r"i\smean|no(?=[,.;!:-]|\s(?:wait|sorry|that)|\s*\Z)|(?:that|this|it)(?:'s|\sis|\swas)\s"
-    r"(?:wrong|incorrect|not\s(?:right|correct)|off|a\smistake))\b",
+    r"\W{0,4}(?:(?:but|oh|ah|hm+|well|ok|okay)\W{1,4}){0,2}(?:wait|actually|correction|sorry|oops|hold\son|hang\son|"
+    r"scratch\sthat|on\s(?:second\sthought|reflection)|my\smistake|i\smean|i\s(?:was\swrong|made\sa\smistake)|"
+    r"let\sme\s(?:correct|fix|revise|rethink|reconsider)|no(?=[,.;!:-]|\s(?:wait|sorry|that)|\s*\Z)|"
+    r"(?:that|this|it)(?:'s|\sis|\swas)\s(?:wrong|incorrect|not\s(?:right|correct)|off|a\smistake))\b",
     re.IGNORECASE,
 )
 _CORRECTED = re.compile(r"\b(?:it|that|this)(?:'s|\s(?:is|was|(?:should|must|would)\sbe))\b", re.IGNORECASE)
-_CONCLUSION = re.compile(r"\W{0,4}(?:(?:so|therefore|thus|hence|finally|wait|no|actually|sorry)\b\W{0,3}){1,3}", re.I)
+_CONCLUSION = re.compile(
+    r"\W{0,4}(?:(?:so|therefore|thus|hence|finally|wait|no|actually|sorry|oh|hmm)\b\W{0,3}){1,3}", re.I
+)
 _LABEL = re.compile(r"[\s*_(\"]{0,6}[A-Z]\s?[).:](?:[\s*_]|\Z)")
 
 
