@@ -52,6 +52,14 @@ class View:
         return first_divergence(left, right)
 
     @property
+    def answer_changed(self) -> bool:
+        """Whether the compared arms state different answers; by their answers' tokens where no answer is scored."""
+        if self.arms is None:
+            return False
+        left, right = (self.row["arms"][arm].get("answer") for arm in self.arms)
+        return not self.pair.get("answer_equal", left == right)
+
+    @property
     def divergence(self) -> Divergence | None:
         """The first divergence with its margins, where the ledger holds them."""
         if self.arms is None or "logits" not in self.pair:
@@ -109,7 +117,7 @@ def row_entry(one: View, anchor: str) -> RowEntry:
     if drift is not None:
         facts.append(f"drift {number(drift)}")
         order["drift"] = drift
-    if one.pair.get("answer_equal") is False:
+    if one.answer_changed:
         flags.add("answer")
         facts.append("answer changed")
     if not one.row["passed"]:
