@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +88,14 @@ def _item_id(where: str, field: str, value: object) -> str:
 
 
 def _label(where: str, field: str, value: object) -> bool:
-    label = _LABELS.get(str(value).strip().lower()) if isinstance(value, (bool, int, float, str)) else None
+    label = _LABELS.get(str(value).strip().lower()) if isinstance(value, (bool, int, Decimal, str)) else None
     if label is None:
         raise InputError(f"{where}: expected true/false or 1/0 in field {field!r}, found {_shown(value)}")
     return label
 
 
 def _shown(value: object) -> str:
-    return "nothing" if value is _ABSENT else repr(value)[:80]
+    return "nothing" if value is _ABSENT else str(value)[:80] if isinstance(value, Decimal) else repr(value)[:80]
 
 
 def _print_lines(result: PairedResult) -> None:

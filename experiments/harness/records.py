@@ -1,6 +1,7 @@
 """The one reader of a user's records: JSON lines, or CSV where the file's name ends in .csv."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ MAX_BYTES = 1 << 30
 SHOWN = 12  # offending rows listed in a message
 
 
-def read_records(path: Path, parse_float: Callable[[str], Any] = float) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Yields (line number, record) per record; in place of a malformed line's record, what is wrong with it.
 
     InputError or StatsInputError for a file that is neither CSV nor JSON lines as a whole.
@@ -20,15 +21,14 @@ def read_records(path: Path, parse_float: Callable[[str], Any] = float) -> Itera
     if path.suffix.lower() in (".tsv", ".tab", ".xlsx", ".xls", ".parquet"):
         raise InputError(f"{path}: expected a .csv or .jsonl file, found {path.suffix}; save it as CSV with commas")
     data = read_bytes(path, MAX_BYTES)
-    return iter(parse_csv(data, path)) if path.suffix.lower() == ".csv" else json_lines(data, path, parse_float)
+    return iter(parse_csv(data, path)) if path.suffix.lower() == ".csv" else json_lines(data, path)
 
 
-def json_lines(
-    data: bytes, path: Path, parse_float: Callable[[str], Any] = float, max_line: int = MAX_BYTES
-) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def json_lines(data: bytes, path: Path, max_line: int = MAX_BYTES) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Yields (line number, object) per line that is not blank; in place of a malformed line's object, its fault.
 
-    A byte-order mark may begin the file. InputError for a file that is one JSON array.
+    A byte-order mark may begin the file. Numbers with a point or an exponent are Decimal, exact as written. InputError
+    for a file that is one JSON array.
     """
     data = data.removeprefix(BOM)
     if data.lstrip()[:1] == b"[":
@@ -38,7 +38,7 @@ def json_lines(
         )
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
-            yield number, _object(line, parse_float, max_line)
+            yield number, _object(line, max_line)
 
 
 def refuse_rows(path: Path, faults: list[str]) -> None:
@@ -48,11 +48,18 @@ def refuse_rows(path: Path, faults: list[str]) -> None:
         raise InputError(f"{path}: {len(faults)} rows refused: {'; '.join(faults[:SHOWN])}{more}")
 
 
-def _object(line: bytes, parse_float: Callable[[str], Any], max_line: int) -> dict[str, Any] | str:
+def _object(line: bytes, max_line: int) -> dict[str, Any] | str:
     if len(line) > max_line:
         return f"expected at most {max_line} bytes, found {len(line)}"
     try:
-        value = parse_json(line, "row", parse_float)
+        value = parse_json(line, "row", _exact)
     except InputError as error:
         return str(error)
     return value if isinstance(value, dict) else f"expected a JSON object, found {type(value).__name__}"
+
+
+def _exact(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except ArithmeticError:
+        raise ValueError(f"the number {text[:40]}, beyond any range") from None

@@ -1,7 +1,6 @@
 """Question files: CSV or JSON lines, with named fields, into records that name the right choice by its text."""
 
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ class Record:
 
 def read_questions(path: Path, fields: Fields) -> tuple[list[Record], dict[str, Any]]:
     """All records, and the field names used. InputError lists every row that does not fit; none is skipped."""
-    rows = list(read_records(path, parse_float=Decimal))
+    rows = list(read_records(path))
     names = list(dict.fromkeys(key for _, row in rows if isinstance(row, dict) for key in row))
     faults = [f"line {line}: {row}" for line, row in rows if isinstance(row, str)]
     if not names:

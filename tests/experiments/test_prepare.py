@@ -120,9 +120,12 @@ def test_right_answers_that_are_ambiguous_or_unmatchable_are_listed(tmp_path: Pa
         {"id": "two letters", "question": "Q", "choices": ["a", "b"], "answer": "AB"},
         {"id": "nothing", "question": "Q", "choices": ["a", "b"]},
     ]
-    result = run(write_jsonl(tmp_path / "q.jsonl", *rows), "--out", tmp_path / "out")
+    path = write_jsonl(tmp_path / "q.jsonl", *rows)
+    with open(path, "a") as file:
+        file.write('{"id": "beyond", "question": "Q", "answer": 1e99999999999999999999}\n')
+    result = run(path, "--out", tmp_path / "out")
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
-    assert "8 rows refused" in result.stderr and result.stderr.count("write answer_index (from 0) or answer_text") == 3
+    assert "9 rows refused" in result.stderr and result.stderr.count("write answer_index (from 0) or answer_text") == 3
     for part in (
         "line 4: answer: expected a number without a unit, found 'Lima'",
         "line 5: ",

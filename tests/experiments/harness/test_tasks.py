@@ -54,6 +54,8 @@ def test_each_fault_is_named_with_its_line(tmp_path, row, message):
     ("changes", "answer"),
     [
         ({"choices": [], "answer": "6,400"}, "6400"),
+        ({"choices": [], "answer": 3.5}, "3.5"),
+        ({"choices": [], "answer": 72}, "72"),
         ({"choices": [], "answer": "<<6*12=72>>72.\n#### 72"}, "72"),
         ({"choices": ["3", "4", "1", "2"], "answer": "C"}, "C"),
         ({"choices": ["B", "A"], "answer": None, "answer_index": 0}, "A"),
