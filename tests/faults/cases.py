@@ -11,7 +11,7 @@ GREEDY, LEDGER, PREPARE = (
     "experiments/harness/test_ledger.py::test_",
     "experiments/test_prepare.py::test_",
 )
-INTERVALS, SCORING = "stats/test_intervals.py::test_", "stats/test_scoring.py::test_"
+INTERVALS, SCORING = "stats/test_intervals.py::test_", "stats/answers/test_score.py::test_"
 SAMENESS, DISK, STATED = (f"faults/test_{name}.py::test_" for name in ("sameness", "disk", "stated"))
 
 CASES: dict[int, tuple[str, list[str]]] = {
