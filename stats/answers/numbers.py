@@ -28,14 +28,16 @@ _NUMBER = re.compile(
     rf")\s?(?P<percent>%|percent|per\scent)?",
     re.IGNORECASE,
 )
-_SPACING = re.compile(r"\\(?:left|right|displaystyle|[,!;:])|\{,\}")
+_GROUPED = re.compile(r"(?<=[0-9])(?:\\,|\{,\})(?=[0-9])")
+_SPACING = re.compile(r"\\(?:left|right|displaystyle|[,!])")
+_SPACE = re.compile(r"\\[;: ]")
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|mathsf|bm)\s?(?=\{)")
 _DEGREES = re.compile(r"\s?(?:°|\^\s?\{?\\circ\}?)$")
 _PAIRS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("{", "}"), ("(", ")"), ("**", "**"), ("*", "*"))
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of `text` where the whole of it is one number, else None.
+    """Return the exact value of `text` if the whole of it is one number, else None.
 
     Accepts signs, thousands separators in groups of three (`6,400`, `7{,}250`), decimals, `a/b`, `\\frac{a}{b}`, mixed
     numbers (`3 1/2`), exponents (`1.5e3`, `1.5 \\times 10^{3}`), percents (`35%` is 7/20), a currency sign before, a
@@ -54,7 +56,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def format_number(value: Fraction) -> str:
-    """The one spelling of a value: an integer, an exact decimal of at most 30 places, or `p/q` in lowest terms."""
+    """Return the one spelling of a value: an integer, an exact decimal of up to 30 places, or `p/q` in lowest terms."""
     if value.denominator == 1:
         return str(value.numerator)
     for places in range(1, _DECIMAL_PLACES + 1):
@@ -65,9 +67,9 @@ def format_number(value: Fraction) -> str:
 
 
 def _bare(text: str) -> str:
-    """`text` without LaTeX spacing and wrappers, delimiters around it and punctuation after it."""
-    text = _SPACING.sub(lambda match: "," if match[0] == "{,}" else "", text)
-    text = _WRAPPER.sub("", text).replace("\\%", "%").replace("\\$", "$").replace("\\ ", " ")
+    """Return `text` without LaTeX spacing and wrappers, delimiters around it and punctuation after it."""
+    text = _SPACE.sub(" ", _SPACING.sub("", _GROUPED.sub(",", text)))
+    text = _WRAPPER.sub("", text).replace("\\%", "%").replace("\\$", "$")
     text = " ".join(text.split())
     before = None
     while text != before:
