@@ -32,9 +32,9 @@ def build_report(runs: Sequence[Run]) -> Report:
     ordered = [run for members in grouped.values() for run in members]
     sections = [
         glance(ordered),
+        contract_section(ordered),
         side_by_side(ordered),
         *(experiment_section(experiment, members) for experiment, members in grouped.items()),
-        contract_section(ordered),
         environment(ordered),
     ]
     return Report(TITLE, tuple(section for section in sections if section is not None), row_entries(ordered))

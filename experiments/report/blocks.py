@@ -63,6 +63,7 @@ class Figure:
     alternative: str
     data: Table
     svg: str
+    wide: bool = False  # on the page over the whole width
 
 
 @dataclass(frozen=True)

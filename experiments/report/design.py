@@ -35,7 +35,7 @@ def design_figure() -> Figure:
     _box(drawing, 640, 142, 112, 124, "ink", compared)
     title = "Matched design: everything but the construction of the cache is held fixed"
     drawing.text(10, 26, title, size=14, weight="600")
-    legend = "=  a replica must be equal in every bit (gate)", "dashed  the whole cache is replaced by the other's"
+    legend = "=: a replica must be equal in every bit (gate)", "dashed: the whole cache is replaced by the other's"
     for x, text in zip((10, 330), legend):
         drawing.text(x, HEIGHT - 12, text, size=11, fill="muted")
     lines = [[name, fed, replica] for name, (fed, replica, _) in CONSTRUCTIONS.items()]
@@ -48,6 +48,7 @@ def design_figure() -> Figure:
         "logits, suffix, merge, answer and correctness. Between incremental and prefill, whole caches are exchanged.",
         table("The three constructions", ["construction", "fed with", "replica"], lines),
         drawing.svg(),
+        wide=True,
     )
 
 

@@ -163,8 +163,9 @@ def _folded(summary: str, content: str) -> str:
 def _figure(figure: Figure, within: str) -> str:
     """The drawing, its caption, and its numbers on demand."""
     label = f'<svg role="img" aria-label="{_text(figure.alternative)}"'
+    whole = ' class="whole" tabindex="0"' if figure.wide else ""
     return (
-        f'<figure id="figure-{_text(figure.name)}">\n{figure.svg.replace("<svg", label, 1)}\n'
+        f'<figure id="figure-{_text(figure.name)}"{whole}>\n{figure.svg.replace("<svg", label, 1)}\n'
         f"<figcaption>{_text(figure.caption)}</figcaption>\n"
         f"{_folded('The numbers of this figure', _table(figure.data, within))}\n</figure>"
     )

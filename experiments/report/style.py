@@ -59,6 +59,8 @@ td {{ min-width: 5rem; max-width: 34rem; }}
   gap: 1.5rem 2.5rem; }}
 figure {{ margin: .5rem 0; min-width: 0; }}
 figure svg {{ display: block; width: 100%; max-width: 36rem; height: auto; }}
+figure.whole {{ grid-column: 1 / -1; overflow-x: auto; }}
+figure.whole svg {{ max-width: 52rem; min-width: 36rem; }}
 figcaption {{ color: var(--muted); font-size: .9rem; max-width: 36rem; }}
 details {{ margin: .6rem 0; }}
 summary {{ cursor: pointer; color: var(--muted); font-size: .9rem; }}
