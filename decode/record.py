@@ -30,8 +30,8 @@ class FunctionalRecord:
         `mask` None: plain causal attention. The tensors may change afterwards.
         """
         if input_ids.shape[1] == 1:
-            copied = (None if part is None else part.clone() for part in (roles, mask))
-            self._pending.append((input_ids.clone(), next(copied), position_ids.clone(), next(copied)))
+            kept_roles, kept_mask = (None if part is None else part.clone() for part in (roles, mask))
+            self._pending.append((input_ids.clone(), kept_roles, position_ids.clone(), kept_mask))
         else:
             self._fold()
             self._add_call(input_ids, roles, position_ids, mask)
@@ -51,9 +51,8 @@ class FunctionalRecord:
     ) -> "FunctionalRecord":
         """The record that any right construction of these tokens fills: positions 0, 1, 2, ..., the mask's rows."""
         record, table = cls(), torch.tensor(visibility, dtype=torch.bool, device="cpu")
-        visible = table[
-            :, torch.tensor(list(roles), dtype=torch.int64, device="cpu")
-        ].numpy()  # [6, S], a row per query role
+        keys = torch.tensor(list(roles), dtype=torch.int64, device="cpu")
+        visible = table[:, keys].numpy()  # [6, S], one row per query role
         for slot, (token, role) in enumerate(zip(tokens, roles)):
             record._add(token, role, slot, visible[role, : slot + 1].tobytes())
         record.length = len(tokens)
