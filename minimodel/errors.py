@@ -5,6 +5,10 @@ class InputError(ValueError):
     """Bad input, described in one line: what, where, expected and found. Commands turn it into exit code 2."""
 
 
+class CopiesDiffer(InputError):
+    """Two equal copies of one request get different bits here; found before the first row."""
+
+
 def refuse(where: str, expected: str, found: object) -> InputError:
     """The usual one-line message. `found` is shown as its repr, cut to 120 characters."""
     try:

@@ -94,7 +94,7 @@ def packing_works(dtype: torch.dtype) -> bool:
 
     The trial decides, not a list of CPU features: ONEDNN_MAX_CPU_ISA can hide features of the CPU from oneDNN.
     """
-    weight = torch.eye(16, dtype=dtype)
+    weight = torch.eye(16, dtype=dtype, device="cpu")
     try:
         run = PackedWeight(weight, None)
         return same_bits(run(weight), weight) and same_bits(run.weight(), weight)

@@ -14,19 +14,23 @@ from minimodel.memory import blocks_apart
 from minimodel.numerics import KERNELS, NumericContract, placement
 from minimodel.roles import RoleRules
 from minimodel.safetensors_file import TensorEntry, read_into
-from minimodel.selfcheck import prove
+from minimodel.selfcheck import prove, require_usable
 
 
-def load_model(directory: str | Path, numeric: NumericContract) -> Decoder:
+def load_model(directory: str | Path, numeric: NumericContract, copies: int = 2) -> Decoder:
     """Opens, checks and reads a checkpoint, tensor by tensor straight into place, and puts `numeric` in force.
 
     Peak memory: the weights in the model dtype plus a staging buffer of 32 MiB; a kernel that packs its weights adds
-    those of one product at a time, and a second copy of a tied embedding. Invariant kernels are proven first, for the
-    model's shapes on the device at hand (`selfcheck`). A directory without role table and contract.json gives a stock
-    decoder (`roles=None`, causal mask). InputError says in one line what does not fit.
+    those of one product at a time, and a second copy of a tied embedding. The kernels are checked first, for the
+    model's shapes on this device (`selfcheck`): equal bits for equal copies, unless `copies` is 1. A directory without
+    role table and contract.json gives a stock decoder (`roles=None`, causal mask). InputError says in one line what
+    does not fit.
     """
     numeric.apply()
-    return decoder_from(open_checkpoint(directory), numeric)
+    checkpoint = open_checkpoint(directory)
+    if copies > 1:
+        require_usable(numeric, checkpoint.config)
+    return decoder_from(checkpoint, numeric)
 
 
 def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:

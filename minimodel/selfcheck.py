@@ -1,9 +1,13 @@
-"""The start-up self-check of invariant kernels: one layer of the model's own shapes, run in one call and in pieces.
+"""The checks at load, on one random layer of the model's own shapes: equal copies, and invariant kernels.
 
-Each kernel proves its own products as it is made (`proof`); this proves the layer that they stand in, with everything
-between them: norms, rotation, SiLU, residual sums, and how the calls are cut.
+Every kernel must give two equal copies of a request equal bits; a library may not, where its sums follow the alignment
+of each thread's memory. Invariant kernels check their own products as they are made (`proof`); here the layer that
+they stand in is checked, with everything between them: norms, rotation, SiLU, residual sums, and how the calls are cut.
 """
 
+import math
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -14,14 +18,99 @@ from minimodel.attention_blocked import KEY_BLOCK, ROW_TILES
 from minimodel.checkpoint import expected_shapes
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
-from minimodel.errors import InputError
+from minimodel.errors import CopiesDiffer, InputError
 from minimodel.numbers import same_bits
 from minimodel.numerics import KERNELS, NumericContract
 from minimodel.proof import thread_counts, threads
 
 LENGTH = KEY_BLOCK + 24  # crosses a key block
-VOCABULARY = 64  # the head is proven when its own weight is loaded
+VOCABULARY = 64  # invariant kernels check the head when its own weight is loaded
+BLOCK = 1 << 20  # random numbers drawn for a weight; a larger one repeats them
 KEPT = "layers.0."
+PREFILLS = (2, 3, 5, 37, 205)  # tokens of a call on an empty cache
+KEYS = (1, 8, 64, 205, 433, 1024)  # keys that one token attends to, itself included
+TRIES = 3  # of each call: the memory of a thread lies elsewhere each time
+REPRODUCIBLE = {"MKL_CBWR": "AUTO"}  # MKL's conditional numerical reproducibility, read when torch loads
+
+
+def require_usable(numeric: NumericContract, config: ModelConfig) -> None:
+    """Checks that rows can be decoded under this contract here; puts it in force.
+
+    CopiesDiffer, or InputError for a kernel that this device does not have, names the step and what works instead.
+    """
+    numeric.apply()
+    fault = copies_fault(numeric, config)
+    if fault:
+        raise CopiesDiffer(f"{fault}; {_remedy(numeric, config)}")
+    if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
+        prove(numeric, config)
+
+
+def _remedy(numeric: NumericContract, config: ModelConfig) -> str:
+    """Returns what was tried here and works, as a phrase."""
+    found = [f"set {name}={value} before Python starts" for name, value in REPRODUCIBLE.items() if reproducible_helps()]
+    others = {
+        "--threads 1": {"threads": 1},
+        "--attention eager": {"kernels": f"eager/{numeric.linear}"},
+        "--linear plain": {"kernels": f"{numeric.attention}/plain"},
+        "--kernels invariant": {"kernels": "invariant"},
+    }
+    for option, change in others.items():
+        other = replace(numeric, **change)  # type: ignore[arg-type]
+        try:
+            other.apply()
+            if other != numeric and not copies_fault(other, config):
+                found.append(f"pass {option} (other bits)")
+                break
+        except InputError:  # not here either
+            continue
+    numeric.apply()
+    return " or ".join(found) or "found no kernel or thread count that works here"
+
+
+def reproducible_helps() -> bool:
+    """Returns whether MKL computes here and its reproducible mode is not chosen yet."""
+    return torch.backends.mkl.is_available() and not set(REPRODUCIBLE) & set(os.environ)
+
+
+@lru_cache(maxsize=64)
+def copies_fault(numeric: NumericContract, config: ModelConfig) -> str:
+    """Returns the first step at which two equal copies differ in bits, with its call; empty where they keep equal bits.
+
+    Tried: prefills, and single tokens over few and many keys. The contract must be in force.
+    """
+    model = _random_layer(numeric, config, config.vocab_size)
+    with torch.inference_mode():
+        for start, stop in _copied_calls(config):
+            mask = torch.ones(stop, stop, dtype=torch.bool, device=numeric.torch_device).tril()[None, None]
+            generator = torch.Generator().manual_seed(6)
+            tokens = torch.randint(VOCABULARY, (1, stop), generator=generator, device="cpu")
+            held = _random_cache(numeric, config, start)
+            for _ in range(TRIES):
+                steps = _steps(model, tokens.to(numeric.torch_device).expand(2, -1), mask, held, start)
+                name = next((n for n, t in steps.items() if not same_bits(t[0].contiguous(), t[1].contiguous())), "")
+                if name:
+                    call = f"queries {stop - start}, keys {stop}"
+                    kind = f"{numeric.dtype} on {numeric.device}, threads {numeric.threads}"
+                    step = f"{name.removeprefix(KEPT)} ({_kernel(name, numeric)})"
+                    return f"two equal copies get different bits at {step}, {call}, {kind}"
+    return ""
+
+
+def _copied_calls(config: ModelConfig) -> Iterator[tuple[int, int]]:
+    limit = config.max_position_embeddings
+    yield from ((0, stop) for stop in PREFILLS if stop <= limit)
+    yield from ((stop - 1, stop) for stop in KEYS if stop <= limit)
+
+
+def _random_cache(numeric: NumericContract, config: ModelConfig, length: int) -> dict[str, Tensor]:
+    """Returns the keys and values [2, H_kv, length, D] of two equal copies."""
+    generator = torch.Generator().manual_seed(7)
+    shape = (1, config.num_key_value_heads, length, config.head_dim)
+    made = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for name in ("keys", "values")
+    }
+    return {name: one.to(numeric.torch_dtype).to(numeric.torch_device).repeat(2, 1, 1, 1) for name, one in made.items()}
 
 
 @lru_cache(maxsize=8)
@@ -33,7 +122,7 @@ def prove(numeric: NumericContract, config: ModelConfig) -> None:
     the logits must keep their bits. InputError names the first step that does not, its kernel and the call's shape.
     """
     assert (numeric.attention, numeric.linear) == KERNELS["invariant"], "only invariant kernels claim invariance"
-    model = _random_layer(numeric, config)
+    model = _random_layer(numeric, config, VOCABULARY)
     three, four = (torch.Generator().manual_seed(seed) for seed in (3, 4))
     tokens = torch.randint(VOCABULARY, (1, LENGTH), generator=three, device="cpu").to(numeric.torch_device)
     drawn = torch.rand(LENGTH, LENGTH, generator=four, dtype=torch.float32, device="cpu")
@@ -117,14 +206,19 @@ def _kernel(step: str, numeric: NumericContract) -> str:
     return f"attention kernel {numeric.attention}" if step.endswith(".attention") else "the steps between the kernels"
 
 
-def _random_layer(numeric: NumericContract, config: ModelConfig) -> Decoder:
-    """One layer of the model's shapes over a small vocabulary, every parameter random."""
-    config = replace(config, num_hidden_layers=1, vocab_size=VOCABULARY, tie_word_embeddings=True)
+def _random_layer(numeric: NumericContract, config: ModelConfig, vocabulary: int) -> Decoder:
+    """One layer of the model's shapes over `vocabulary` tokens, every parameter random; the head is tied."""
+    config = replace(config, num_hidden_layers=1, vocab_size=vocabulary, tie_word_embeddings=True)
+    numeric = replace(numeric, device=numeric.device.split(",")[0])
     generator = torch.Generator().manual_seed(5)
     weights = {}
     for name, shape in expected_shapes(config).items():
-        weight = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
-        weight = 1 + weight / 4 if "norm" in name else weight * shape[-1] ** -0.5
-        weights[name] = weight.to(numeric.torch_dtype).to(numeric.torch_device)
-    del weights["lm_head.weight"]
+        if name == "lm_head.weight":
+            continue
+        count = min(math.prod(shape), BLOCK)
+        block = torch.randn(count, generator=generator, dtype=torch.float32, device="cpu")
+        block = 1 + block / 4 if "norm" in name else block * shape[-1] ** -0.5
+        block = block.to(numeric.torch_dtype).to(numeric.torch_device)
+        whole = block.repeat(-(-math.prod(shape) // len(block)))[: math.prod(shape)]
+        weights[name] = whole.view(shape)
     return Decoder(config, weights, numeric)

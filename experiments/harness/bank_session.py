@@ -16,6 +16,7 @@ from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 from minimodel.load import decoder_from
 from minimodel.numerics import NumericContract
+from minimodel.selfcheck import require_usable
 
 
 @dataclass
@@ -85,6 +86,8 @@ def open_bank_session(
     checkpoint = open_checkpoint(options.checkpoint)  # first: whatever is read later is held to what it found
     contract = Contract.load(options.checkpoint)
     require_checkpoint(bank, options.checkpoint, same_weights)
+    for one in numeric.values():
+        require_usable(one, checkpoint.config)
     return BankSession(experiment, options, contract, bank, Models(checkpoint, numeric))
 
 

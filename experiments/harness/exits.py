@@ -17,7 +17,7 @@ import click
 
 from experiments import end_quietly
 from experiments.harness import ranks
-from minimodel.errors import InputError
+from minimodel.errors import CopiesDiffer, InputError
 from stats.errors import StatsInputError
 
 DONE, BAD_INPUT, GATE_FAILED, INTERRUPTED, PIPE_CLOSED = 0, 2, 3, 130, 141
@@ -40,6 +40,9 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True) -
         code = command()
     except ranks.RankFailed as failure:
         code = failure.code
+    except CopiesDiffer as fault:
+        start_again_reproducibly(module, fault)
+        code = _told(BAD_INPUT, f"error: {one_line(fault)}")
     except (InputError, StatsInputError) as error:
         code = _told(BAD_INPUT, f"error: {one_line(error)}")
     except BrokenPipeError as error:
@@ -59,6 +62,22 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True) -
         signal.signal(signal.SIGTERM, previous)
     _give_up_output()
     sys.exit(code)
+
+
+def start_again_reproducibly(module: str, fault: CopiesDiffer) -> None:
+    """Replaces this process by the same command with MKL's reproducible mode, which is read when torch loads.
+
+    Returns where that mode is chosen already or cannot help, and where this process does not run that command alone.
+    """
+    from minimodel.selfcheck import REPRODUCIBLE, reproducible_helps
+
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    if main is None or main.name.removesuffix(".__main__") != module or not reproducible_helps():
+        return
+    setting = " ".join(f"{name}={value}" for name, value in REPRODUCIBLE.items())
+    click.echo(f"starting again with {setting}: {one_line(fault).partition(';')[0]}", err=True)
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **REPRODUCIBLE})
 
 
 def _told(code: int, *lines: str) -> int:

@@ -12,6 +12,7 @@ from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.load import decoder_from
 from minimodel.numerics import NumericContract
+from minimodel.selfcheck import require_usable
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,6 @@ def open_session(experiment: str, options: RunOptions, dtype: str) -> Session:
     assert options.tasks is not None, "this experiment reads tasks"
     tasks, data = load_tasks(options.tasks, options.limit)
     prompts = prompt_states(tasks, contract, checkpoint.config.max_position_embeddings, options.tasks)
-    numeric.apply()
+    require_usable(numeric, checkpoint.config)
     model = decoder_from(checkpoint, numeric)
     return Session(experiment, options, numeric, contract, model, tasks, prompts, data, checkpoint)

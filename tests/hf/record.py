@@ -31,6 +31,7 @@ from experiments.report.closing import closing_line
 from minimodel.checkpoint import open_checkpoint
 from minimodel.errors import refuse
 from minimodel.numerics import NumericContract
+from minimodel.selfcheck import require_usable
 from tests.hf import versions
 from tests.hf.record_options import RecordOptions, record_options
 from tests.hf.recording import (
@@ -113,7 +114,7 @@ def build_plan(options: RecordOptions) -> Plan:
     contract = Contract.load(options.checkpoint)
     tasks, data = load_tasks(options.tasks, options.limit)
     order = [task.id for task in tasks]
-    numeric.apply()
+    require_usable(numeric, checkpoint.config)  # the same library calls as transformers makes, so the same faults
     reference = Reference(options.checkpoint, numeric.torch_dtype, device=numeric.torch_device)
     prompts = prompt_states(tasks, contract, reference.config.max_position_embeddings, options.tasks)
     manifest = described(

@@ -26,7 +26,7 @@ from tests.tiny import write_checkpoint
 def test_decoder_against_the_float64_reference(
     tiny_directory: Path, attention_kernel: str, dtype: str, bound: float
 ) -> None:
-    model = load_model(tiny_directory, numeric(dtype, attention=attention_kernel))
+    model = load_model(tiny_directory, numeric(dtype, attention=attention_kernel), copies=1)
     cache = KVCache.for_model(model, 1, 16)
     hidden = call(model, cache)
     exact_hidden, exact_logits, held = reference(tiny_directory, ROLES)
@@ -47,7 +47,7 @@ def test_decoder_against_the_float64_reference(
 
 @pytest.mark.parametrize(("dtype", "bound"), [("fp64", 1e-11), ("fp32", 1e-4)])
 def test_a_stock_checkpoint_runs_as_plain_qwen(stock_directory: Path, dtype: str, bound: float) -> None:
-    model = load_model(stock_directory, numeric(dtype))
+    model = load_model(stock_directory, numeric(dtype), copies=1)
     exact = reference(stock_directory, None)[0]
     assert np.abs(call(model, roles=None, mask=None)[0].double().numpy() - exact).max() < bound
     hidden_by_roles = call(model, roles=None)[0].double().numpy()

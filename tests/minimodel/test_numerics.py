@@ -117,7 +117,7 @@ def test_bits_survive_a_callers_settings(fresh_threads: None) -> None:
 def test_loading_a_model_puts_its_contract_in_force(tiny_directory: object, fresh_threads: None) -> None:
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("medium")
-    model = load_model(str(tiny_directory), NumericContract(dtype="fp32", threads=2))
+    model = load_model(str(tiny_directory), NumericContract(dtype="fp32", threads=2), copies=1)
     assert torch.get_num_threads() == 2 and torch.get_float32_matmul_precision() == "highest"
     model.numeric.require_in_force()
     with refused("threads", "3", "2"):

@@ -38,7 +38,7 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 with Calls():
-    model = load_model(directory, NumericContract(dtype=dtype, kernels=kernels, threads=1))
+    model = load_model(directory, NumericContract(dtype=dtype, kernels=kernels, threads=1), copies=1)
     prompt = State.prompt(Contract.load(directory), TASK["question"], TASK["choices"])
     build_prefill(model, build_live(model, prompt).state)
     model.rotary.at(torch.tensor([[4095]]), 4096)
