@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.report.blocks import Figure, table
 from experiments.report.runs import Pair
-from experiments.report.svg import Look, Plot, line_look, look, powers, text_width, ticks
+from experiments.report.svg import Look, Plot, fitted, line_look, look, powers, text_width, ticks
 from experiments.report.values import change, number, rate, words
 
 ENDPOINTS = ("suffix_disagreement", "merge_disagreement", "answer_disagreement", "correctness_disagreement")
@@ -51,7 +51,7 @@ def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure:
     """The paired accuracy difference with its bootstrap interval, one line per pair; no bar where there is none."""
     blocks = [pair.summary["accuracy"] for pair in pairs]
     reach = max([5.0, *(abs(b) for block in blocks for b in block["bootstrap_95"] or [])]) * 1.1
-    labels = [pair.label for pair in pairs]
+    labels = [fitted(pair.label, 190) for pair in pairs]
     plot = Plot(24.0 * len(pairs), 14 + max(map(text_width, labels)))
     x = plot.x_scale(-reach, reach)
     plot.x_axis([(x(v), f"{v:+g}") for v in ticks(-reach, reach, 4)], "accuracy, second arm minus first, points", True)

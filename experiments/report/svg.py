@@ -59,6 +59,14 @@ def text_width(text: str, size: float = SIZE) -> float:
     return GLYPH * size * len(text)
 
 
+def fitted(text: str, width: float, size: float = SIZE) -> str:
+    """The text, its middle left out where it would be wider than `width`."""
+    if text_width(text, size) <= width:
+        return text
+    half = max(1, int(width / (GLYPH * size)) // 2 - 1)
+    return f"{text[:half]}…{text[-half:]}"
+
+
 class Drawing:
     """SVG elements in drawing order on a page of width x height."""
 
@@ -151,7 +159,7 @@ class Plot(Drawing):
             y = 9.0 + LINE * index
             self.line(left, y, left + 26, y, style.colour, 1.6, style.dash)
             self.mark(left + 13, y, style)
-            self.text(left + 33, y + 4, label)
+            self.text(left + 33, y + 4, fitted(label, WIDTH - left - 33))
 
     def x_scale(self, low: float, high: float, log: bool = False) -> Scale:
         return Scale(low, high, self.x0, self.x1, log)

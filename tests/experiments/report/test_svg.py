@@ -5,7 +5,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
-from experiments.report.svg import Plot, Scale, powers, standalone, ticks
+from experiments.report.svg import Plot, Scale, fitted, powers, standalone, text_width, ticks
 from tests.experiments.commands import environment
 
 
@@ -37,6 +37,12 @@ def test_scales_and_ticks():
     assert ticks(0, 100) == [0, 20, 40, 60, 80, 100] and ticks(0, 3, whole=True) == [0, 1, 2, 3]
     assert ticks(-5, 5, 4) == [-4, -2, 0, 2, 4] and ticks(0, 0)
     assert powers(0.02, 30) == [0.1, 1, 10] and len(powers(1e-30, 1)) <= 9
+
+
+def test_a_long_name_is_shortened_to_its_place():
+    assert fitted("matrix-bf16", 190) == "matrix-bf16"
+    short = fitted("a" * 90 + "z", 190)
+    assert text_width(short) <= 190 and short.startswith("aaa") and short.endswith("az") and "…" in short
 
 
 def test_text_of_a_drawing_is_data():
