@@ -21,7 +21,7 @@ from minimodel.files import parse_json, require_plain_file
 
 FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 MAX_HEADER_BYTES = 8 * 1024 * 1024  # parsed, the worst header takes fifty times its bytes; Qwen2.5-72B's has 0.1 MB
-STAGE_BYTES = 32 * 1024 * 1024  # a tensor whose dtype or device differs is read through a buffer of this size
+STAGE_BYTES = 1024 * 1024  # a tensor whose dtype or device differs is read by parts that stay in the processor's cache
 COMPARED = 128 * 1024  # values compared at a time, so that both sides stay in the processor's cache
 
 
