@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cache.boundary import Boundary
 from cache.kv import KVCache
-from decode.greedy import RowFailure, generate, require_equal_copies
+from decode.greedy import RowFailure, Step, Steps, alone, generate, require_equal_copies
 from decode.record import FunctionalRecord
 from decode.state import State
 from decode.stepper import Stepper, make_ready
@@ -19,7 +19,6 @@ from minimodel.roles import attention_mask
 COPIES = 2  # the paper's physical batch: two duplicates of one problem
 
 
-@torch.inference_mode()
 def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
     """The boundary that ordinary greedy generation from a prompt block reaches, with the cache that it filled.
 
@@ -31,25 +30,36 @@ def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Obs
     The prompt, too, is consumed one token at a time: the paper finds live and incremental caches equal in every bit on
     all layers, which holds only if no part of the live path was a call of several tokens.
     """
+    return alone(live_steps(model, prompt, copies, observe))
+
+
+def live_steps(model: Decoder, prompt: State, copies: int = COPIES, observe: Observe | None = None) -> Steps[Boundary]:
+    """The steps of `build_live`."""
     make_ready(model, prompt.contract.rules)
     if len(prompt) < 2 or prompt.structure.block != 1 or prompt.structure.open:
         raise InputError("live: expected a state that ends with the prompt's closing delimiter")
     stepper = _stepper(model, prompt.contract.prefix_limit(len(prompt)), copies)
     for token, role in zip(prompt.tokens, prompt.roles):
-        stepper.feed(token, role, observe)
-    out, hidden = generate(stepper, prompt.contract, prompt.structure, None, lambda s: s.at_boundary, observe)
+        yield Step(stepper, token, role, observe=observe)
+    out = yield from generate(stepper, prompt.contract, prompt.structure, None, lambda s: s.at_boundary, observe)
     state = State(prompt.contract, prompt.tokens + out.tokens, prompt.roles + out.roles, out.structure)
-    return replace(_from_stepper("live", state, stepper, hidden, observe), margins=out.margins)
+    return replace(_from_stepper("live", state, stepper, out.hidden[-1], observe), margins=out.margins)
 
 
-@torch.inference_mode()
 def build_incremental(model: Decoder, state: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
     """The boundary of `state.tokens`, fed one at a time whatever the logits say; none are computed until the last."""
+    return alone(incremental_steps(model, state, copies, observe))
+
+
+def incremental_steps(
+    model: Decoder, state: State, copies: int = COPIES, observe: Observe | None = None
+) -> Steps[Boundary]:
+    """The steps of `build_incremental`."""
     state = _boundary_state(model, state)
     stepper = _stepper(model, len(state), copies)
     hidden = torch.empty(0)
     for token, role in zip(state.tokens, state.roles):
-        hidden = stepper.feed(token, role, observe)
+        hidden, _ = yield Step(stepper, token, role, observe=observe)
     return _from_stepper("incremental", state, stepper, hidden, observe)
 
 

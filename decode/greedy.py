@@ -1,8 +1,14 @@
-"""Greedy decoding under the structural mask, with physical copies that must agree, and the margin of every choice."""
+"""Greedy decoding under the structural mask, with physical copies that must agree, and the margin of every choice.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+What generates, or builds a cache token by token, is written once, as a generator of steps: it yields the token that is
+due and is sent what the step computed. `alone` runs the steps of one request, which is the specification;
+`decode.batched` runs those of several requests together, to the same bits.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,16 +30,14 @@ class RowFailure(RuntimeError):
 
 @dataclass(frozen=True)
 class Generated:
-    """Tokens chosen or forced, with the margin of each choice (None where forced), and where the structure ended.
-
-    A margin is the best eligible logit less the second best, exact in float64; 0.0 is a tie. tops: the best itself.
-    """
+    """Tokens chosen or forced, how each was chosen, and where the structure ended."""
 
     tokens: tuple[int, ...]
     roles: tuple[int, ...]
-    margins: tuple[float | None, ...]
-    tops: tuple[float | None, ...]
+    margins: tuple[float | None, ...]  # best eligible logit less the second best, exact in float64; None where forced
+    tops: tuple[float | None, ...]  # the best eligible logit; None where forced
     structure: Structure
+    hidden: tuple[Tensor, ...] = field(repr=False, compare=False)  # [B, 1, E] after each token that was fed
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,25 @@ class Suffix:
     @property
     def blocks(self) -> dict[str, tuple[int, ...]]:
         return {"merge": self.merge, "answer": self.answer}
+
+
+Choice = tuple[int, float, float]  # the token chosen, its logit, and the next best
+
+
+@dataclass(frozen=True)
+class Step:
+    """The token of one request that is due."""
+
+    stepper: Stepper
+    token: int
+    role: int
+    eligible: Tensor | None = None  # bool [V], what may follow; None where the next token is not chosen by logits
+    observe: Observe | None = None
+
+
+Stepped = tuple[Tensor, Choice | None]  # the hidden state [B, 1, E], and the choice of the next token
+T = TypeVar("T")
+Steps = Generator[Step, Stepped, T]  # a RowFailure of the choice is thrown in where the step was yielded
 
 
 class BoundaryLike(Protocol):
@@ -107,55 +130,90 @@ def require_equal_copies(tensor: Tensor, name: str) -> None:
         raise RowFailure(f"{name}: the physical copies differ in bits")
 
 
+def take(step: Step) -> Stepped:
+    """Runs one step of one request. RowFailure as in `best_two`."""
+    hidden = step.stepper.feed(step.token, step.role, step.observe)
+    if step.eligible is None:
+        return hidden, None
+    return hidden, best_two(step.stepper.model.logits(hidden)[:, 0], step.eligible)
+
+
+@torch.inference_mode()
+def alone(steps: Steps[T]) -> T:
+    """Runs the steps of one request to their end and returns its result."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                stepped = take(step)
+            except RowFailure as failure:
+                step = steps.throw(failure)
+            else:
+                step = steps.send(stepped)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
 def generate(
     stepper: Stepper,
     contract: Contract,
     structure: Structure,
-    logits: Tensor | None,
+    choice: Choice | None,
     stop: Callable[[Structure], bool],
     observe: Observe | None = None,
-) -> tuple[Generated, Tensor]:
-    """Decodes until `stop`; returns what was generated and the last hidden state [B, 1, E].
+) -> Steps[Generated]:
+    """Decodes until `stop`.
 
-    `logits` [B, V] belong to the last token fed, None when the first token is forced. The token at which `stop` holds
-    is fed too, unless it ends the answer: nothing would read its K/V. No logits are computed for a forced token.
-    `observe` sees the decoder's steps, not the logits of the choices.
+    `choice` follows the last token fed; None when the first token is forced. The token at which `stop` holds is fed
+    too, unless it ends the answer: nothing would read its K/V. No logits are computed for a forced token. `observe`
+    sees the decoder's steps, not the logits of the choices.
     """
     eligible = contract.eligible.to(stepper.model.numeric.torch_device)
     tokens: list[int] = []
     roles: list[int] = []
-    margins: list[float | None] = []
-    tops: list[float | None] = []
-    hidden = torch.empty(0)
+    choices: list[Choice | None] = []
+    hidden: list[Tensor] = []
     while not stop(structure):
-        token, margin, top = forced(contract, structure), None, None
+        token = forced(contract, structure)
+        choices.append(choice if token is None else None)
         if token is None:
-            assert logits is not None, "a free choice needs logits"
-            try:
-                token, top, second = best_two(logits, eligible[structure.block])
-            except RowFailure as failure:
-                at = f"block {ROLE_NAMES[structure.block]}, step {structure.content + 1}"
-                raise RowFailure(f"{at}, slot {stepper.length}: {failure}") from None
-            margin = top - second
+            assert choice is not None, "a free choice needs logits"
+            token = choice[0]
         role, structure = structure.block, advance(contract, structure, token)
         tokens.append(token)
         roles.append(role)
-        margins.append(margin)
-        tops.append(top)
         if structure.done:
             break
-        hidden = stepper.feed(token, role, observe)
         free = not stop(structure) and forced(contract, structure) is None
-        logits = stepper.model.logits(hidden)[:, 0] if free else None
-    return Generated(tuple(tokens), tuple(roles), tuple(margins), tuple(tops), structure), hidden
+        with located(stepper, structure):
+            after, choice = yield Step(stepper, token, role, eligible[structure.block] if free else None, observe)
+        hidden.append(after)
+    margins = tuple(None if made is None else made[1] - made[2] for made in choices)
+    tops = tuple(None if made is None else made[1] for made in choices)
+    return Generated(tuple(tokens), tuple(roles), margins, tops, structure, tuple(hidden))
 
 
-@torch.inference_mode()
+@contextmanager
+def located(stepper: Stepper, structure: Structure) -> Iterator[None]:
+    """A RowFailure inside names the block, the step in it and the slot of the choice that failed."""
+    try:
+        yield
+    except RowFailure as failure:
+        at = f"block {ROLE_NAMES[structure.block]}, step {structure.content + 1}"
+        raise RowFailure(f"{at}, slot {stepper.length}: {failure}") from None
+
+
 def greedy_suffix(model: Decoder, boundary: BoundaryLike) -> Suffix:
     """Continues a boundary to the end of the answer on a working copy of its cache; the boundary is not written.
 
     RowFailure when the physical copies disagree in a logit during, or in the cache after, the suffix.
     """
+    return alone(suffix_steps(model, boundary))
+
+
+def suffix_steps(model: Decoder, boundary: BoundaryLike) -> Steps[Suffix]:
+    """The steps of `greedy_suffix`."""
     state = boundary.state
     contract = state.contract
     make_ready(model, contract.rules)
@@ -163,7 +221,11 @@ def greedy_suffix(model: Decoder, boundary: BoundaryLike) -> Suffix:
     cache = boundary.cache.copy(capacity)
     stepper = Stepper(model, cache, cache.batch, capacity)
     stepper.resume(state.roles, boundary.record)
-    out, _ = generate(stepper, contract, state.structure, boundary.logits, lambda structure: structure.done)
+    choice = None
+    if forced(contract, state.structure) is None:
+        with located(stepper, state.structure):
+            choice = best_two(boundary.logits, contract.eligible[state.structure.block].to(boundary.logits.device))
+    out = yield from generate(stepper, contract, state.structure, choice, lambda structure: structure.done)
     cache.require_equal_copies()
     return Suffix(
         out.tokens,

@@ -34,21 +34,24 @@ class Stepper:
         self._visible[:, : len(roles)] = self._table[:, torch.tensor(list(roles), device=self._table.device)]
         self.length, self.record = len(roles), record.copy()
 
-    def feed(self, token: int, role: int, observe: Observe | None = None) -> Tensor:
-        """Runs one token of every copy through the decoder: hidden [B, 1, E]."""
+    def call(self, token: int, role: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Advances by one token and returns the call that feeds it: input_ids, roles and position_ids [B, 1], mask
+        [B, 1, 1, S].
+        """
         slot = self.length
         self._visible[:, slot] = self._table[:, role]
         row = self._visible[role, : slot + 1]
         self.length = slot + 1
-        return self.model(
+        return (
             torch.full((self.copies, 1), token, device=row.device),
             self._roles[role],
             self._positions[:, slot : slot + 1],
             row.expand(self.copies, 1, 1, slot + 1),
-            self.cache,
-            observe,
-            self.record.enter,
         )
+
+    def feed(self, token: int, role: int, observe: Observe | None = None) -> Tensor:
+        """Runs one token of every copy through the decoder: hidden [B, 1, E]."""
+        return self.model(*self.call(token, role), self.cache, observe, self.record.enter)
 
 
 def make_ready(model: Decoder, rules: RoleRules) -> None:

@@ -27,6 +27,7 @@ from minimodel.rotary import RotaryTables, rotate
 
 Observe = Callable[[str, Tensor], None]
 Record = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], None]  # input_ids, roles, position_ids, mask
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query, new keys and values -> attention's output
 
 
 class Cache(Protocol):
@@ -73,6 +74,7 @@ class Decoder:
     ) -> None:
         self.config, self.numeric, self.rules = config, numeric, rules or RoleRules()
         self.attend, self.silu = ATTENTION_KERNELS[numeric.attention], SILU_KERNELS[numeric.linear]
+        self.scaling = config.head_dim**-0.5
         self.embed_tokens = weights["model.embed_tokens.weight"]
         self.role_embedding = weights.get("role_embedding.weight")
         self.norm = weights["model.norm.weight"]
@@ -108,7 +110,7 @@ class Decoder:
         """
         if record is not None:
             record(input_ids, roles, position_ids, mask)
-        note = observe or _unobserved
+        note = observe or unobserved
         length = input_ids.shape[1]
         key_length = length + (0 if cache is None else len(cache))
         check_mask(mask, input_ids.shape[0], length, key_length)
@@ -118,15 +120,29 @@ class Decoder:
         hidden_states = self.embed(input_ids, roles)
         note("embed", hidden_states)
         rotary = self.rotary.at(position_ids, max(key_length, last + 1))
+        held = mask
+
+        def attend(index: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            nonlocal held
+            held = None if held is None else held.to(query.device)
+            if cache is not None:
+                keys, values = cache.append(index, keys, values)
+            return self.attend(query, keys, values, held, self.scaling)
+
+        return self.through_layers(hidden_states, rotary, attend, note)
+
+    def through_layers(
+        self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, note: Observe
+    ) -> Tensor:
+        """All layers and the final norm, [B, T, E] -> [B, T, E]. `attend` holds the caches and the masks."""
         for index, layer in enumerate(self.layers):
             name = f"layers.{index}."
             if index in self._borders:  # moving changes no bit
                 place = self._borders[index]
                 hidden_states, rotary = hidden_states.to(place), (rotary[0].to(place), rotary[1].to(place))
-                mask = None if mask is None else mask.to(place)
             normed = rms_norm(hidden_states, layer.input_layernorm, self.config.rms_norm_eps)
             note(name + "input_layernorm", normed)
-            hidden_states = hidden_states + self._attention(index, layer, normed, rotary, mask, cache, note)
+            hidden_states = hidden_states + self._attention(index, layer, normed, rotary, attend, note)
             note(name + "attention_residual", hidden_states)
             normed = rms_norm(hidden_states, layer.post_attention_layernorm, self.config.rms_norm_eps)
             note(name + "post_attention_layernorm", normed)
@@ -161,7 +177,7 @@ class Decoder:
         # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but makes it one
         # product of B rows where parameters require gradients, as transformers' do; in FP32 the two differ in bits
         logits = self.lm_head(hidden_states.contiguous()).to(self.embed_tokens.device)
-        (observe or _unobserved)("logits", logits)
+        (observe or unobserved)("logits", logits)
         return logits
 
     def _attention(
@@ -170,8 +186,7 @@ class Decoder:
         layer: Layer,
         normed: Tensor,
         rotary: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: Cache | None,
+        attend: Attend,
         note: Observe,
     ) -> Tensor:
         """Grouped-query attention with biased q, k, v and an unbiased o: [B, T, E] -> [B, T, E]."""
@@ -188,10 +203,7 @@ class Decoder:
         values = values.view(heads).transpose(1, 2)
         note(name + "q_rotary", query)
         note(name + "k_rotary", keys)
-        if cache is not None:
-            keys, values = cache.append(index, keys, values)
-        out = self.attend(query, keys, values, mask, self.config.head_dim**-0.5)
-        out = out.reshape(batch, length, -1)
+        out = attend(index, query, keys, values).reshape(batch, length, -1)
         note(name + "attention", out)
         out = layer.o_proj(out)
         note(name + "o_proj", out)
@@ -224,5 +236,5 @@ def _layer(weights: Mapping[str, Tensor], name: str, kernel: str) -> Layer:
     )
 
 
-def _unobserved(name: str, tensor: Tensor) -> None:
+def unobserved(name: str, tensor: Tensor) -> None:
     """The default observer."""

@@ -1,25 +1,31 @@
 """Linear kernels by name. A kernel takes the weight once, at load, and gives the function that every call uses."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.linear_packed import Part, one_by_one, packed, packed_together
+from minimodel.linear_packed import OneByOne, Part, packed, packed_together
 from minimodel.linear_tiled import tiled
 
 Linear = Callable[[Tensor], Tensor]  # [..., in] -> [..., out]
 Joint = Callable[[Tensor], Sequence[Tensor]]  # several maps of one input
 
 
-def plain(weight: Tensor, bias: Tensor | None) -> Linear:
-    """torch's F.linear: weight [out, in], bias [out] or None. What transformers calls; the reference for bits."""
-    return partial(F.linear, weight=weight, bias=bias)
+@dataclass(frozen=True)
+class Plain:
+    """torch's F.linear: what transformers calls; the reference for bits."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 LINEAR_KERNELS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
-    "plain": plain,
+    "plain": Plain,
     "packed": packed,
     "tiled": tiled,
 }
@@ -32,4 +38,4 @@ def together(kernel: str, parts: Sequence[Part]) -> Joint:
     """
     if kernel == "packed":
         return packed_together(parts)
-    return one_by_one([LINEAR_KERNELS[kernel](weight, bias) for weight, bias in parts])
+    return OneByOne([LINEAR_KERNELS[kernel](weight, bias) for weight, bias in parts])

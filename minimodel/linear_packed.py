@@ -22,7 +22,7 @@ from minimodel.numbers import same_bits
 from minimodel.proof import cancelling, thread_counts, threads
 
 Part = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
-ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # tried; with more rows packing gains little
+ROW_COUNTS = (*range(1, 9), *range(10, 33, 2))  # tried: 2 rows a request; with more rows packing gains little
 LARGE = 1 << 24  # weights of more elements are not made twice
 FEATURES = {  # what oneDNN packs, and the CPU features that it requires for that
     torch.bfloat16: "avx_ne_convert, or avx512bw with avx512vl and avx512dq",
@@ -64,12 +64,17 @@ def packed_together(parts: Sequence[Part]) -> Callable[[Tensor], Sequence[Tensor
         counts = _equal_counts(weight, bias, widths) if narrow else ()
         if counts or not narrow:
             return partial(_together, run, counts if narrow else None, widths)
-    return one_by_one([packed(weight, bias) for weight, bias in parts])
+    return OneByOne([packed(weight, bias) for weight, bias in parts])
 
 
-def one_by_one(maps: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Each of the maps on the same input."""
-    return lambda x: [each(x) for each in maps]
+class OneByOne:
+    """Each of several maps on the same input."""
+
+    def __init__(self, maps: Sequence[Callable[[Tensor], Tensor]]) -> None:
+        self.maps = maps
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        return [each(x) for each in self.maps]
 
 
 def can_pack(weight: Tensor) -> bool:

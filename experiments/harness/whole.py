@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cache.kv import KVCache
-from decode.greedy import best_two, choose, generate
+from decode.greedy import Step, Steps, best_two, choose, generate
 from decode.record import FunctionalRecord
 from decode.state import State
 from decode.stepper import Stepper, make_ready
@@ -26,27 +26,20 @@ class Generation:
     chosen_by_logits: bool  # every free token is the eligible argmax of the logits whose log-softmax is its logprob
 
 
-@torch.inference_mode()
-def generate_whole(model: Decoder, prompt: State, copies: int) -> Generation:
+def whole_steps(model: Decoder, prompt: State, copies: int) -> Steps[Generation]:
     """Ordinary greedy generation from the prompt to the end of the answer. RowFailure when the copies disagree."""
     contract = prompt.contract
     make_ready(model, contract.rules)
     capacity = contract.prefix_limit(len(prompt)) + contract.suffix_limit()
     cache = KVCache.for_model(model, copies, capacity)
-    stepper, hidden = Stepper(model, cache, copies, capacity), []
-
-    def keep(name: str, tensor: Tensor) -> None:
-        if name == "norm":  # the final hidden state [B, 1, E], which the output head reads
-            hidden.append(tensor)
-
+    stepper = Stepper(model, cache, copies, capacity)
     for token, role in zip(prompt.tokens, prompt.roles):
-        stepper.feed(token, role, keep)
-    out, _ = generate(stepper, contract, prompt.structure, None, lambda structure: structure.done, keep)
+        yield Step(stepper, token, role)
+    out = yield from generate(stepper, contract, prompt.structure, None, lambda structure: structure.done)
     cache.require_equal_copies()
     eligible, logprobs, agree = contract.eligible.to(model.numeric.torch_device), [], True
-    steps = zip(out.tokens, out.roles, out.margins, hidden[len(prompt) - 1 :])
-    for token, role, margin, state in steps:
-        logits = None if margin is None else model.logits(state)[:, 0]
+    for index, (token, role, margin) in enumerate(zip(out.tokens, out.roles, out.margins)):
+        logits = None if margin is None else model.logits(out.hidden[index - 1])[:, 0]
         agree = agree and (logits is None or choose(logits, eligible[role]) == (token, margin))
         logprobs.append(None if logits is None else selected_logprob(logits, token))
     record = stepper.record

@@ -1,0 +1,107 @@
+"""One decode step of several requests: what acts on rows alone runs on the rows of all, attention on each request's
+own cache in a call of its own shape.
+
+So a request keeps the bits it has alone exactly where every row-wise part gives a pair of rows (the two physical copies
+of a request) the same bits in any call. `minimodel.rows` checks that on the device before a step of several is made.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from minimodel.decoder import Cache, Decoder, Layer, Observe, Record, unobserved
+from minimodel.linear import Joint, Linear, Plain
+from minimodel.linear_packed import OneByOne
+from minimodel.mask import check_mask
+from minimodel.roles import check_ids
+
+COPIES = 2  # rows per request
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request's part of a step: the arguments of a decoder call of one token."""
+
+    input_ids: Tensor  # int64 [2, 1]
+    roles: Tensor | None  # int64 [2, 1]
+    position_ids: Tensor  # int64 [2, 1]
+    mask: Tensor  # bool [2, 1, 1, S]
+    cache: Cache  # of S - 1 tokens
+    record: Record | None = None
+
+
+def step_together(model: Decoder, requests: Sequence[Request], observe: Observe | None = None) -> Tensor:
+    """The hidden states [2K, 1, E] of K requests, two rows each in their order. Each cache holds one token more then.
+
+    The same errors as of a decoder call. `observe` sees the rows of all requests, attention's steps too.
+    """
+    for request in requests:
+        if request.record is not None:
+            request.record(request.input_ids, request.roles, request.position_ids, request.mask)
+        check_mask(request.mask, COPIES, 1, len(request.cache) + 1)
+    note = observe or unobserved
+    input_ids = torch.cat([request.input_ids for request in requests])
+    position_ids = torch.cat([request.position_ids for request in requests])
+    roles = [request.roles for request in requests if request.roles is not None]
+    last = check_ids("position_ids", position_ids, model.config.max_position_embeddings)
+    hidden_states = model.embed(input_ids, torch.cat(roles) if roles else None)
+    note("embed", hidden_states)
+    masks = [request.mask for request in requests]
+
+    def attend(index: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        found = []
+        for number, request in enumerate(requests):
+            rows = slice(COPIES * number, COPIES * (number + 1))
+            masks[number] = masks[number].to(query.device)
+            held = request.cache.append(index, keys[rows], values[rows])
+            found.append(model.attend(query[rows], *held, masks[number], model.scaling))
+        return torch.cat(found)
+
+    rotary = model.rotary.at(position_ids, 1 + max(last, *(len(request.cache) for request in requests)))
+    return model.through_layers(hidden_states, rotary, attend, note)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """F.linear of each pair of rows, [2K, 1, in] -> [2K, 1, out], as one batched product of K pairs.
+
+    MKL sums two FP32 rows in another order than four and more. A batch of products of two rows keeps the order of two.
+    """
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        pairs = x.reshape(-1, COPIES, x.shape[-1])
+        weight = self.weight.t().expand(len(pairs), -1, -1)
+        bias = self.bias
+        out = torch.bmm(pairs, weight) if bias is None else torch.baddbmm(bias.expand(len(pairs), 2, -1), pairs, weight)
+        return out.view(*x.shape[:-1], -1)
+
+
+def in_pairs(model: Decoder) -> Decoder:
+    """The same decoder over the same weights, every linear map that is `Plain` taken as `Pairs`."""
+    other = copy.copy(model)
+    other.lm_head, other.layers = _paired(model.lm_head), tuple(_paired_layer(layer) for layer in model.layers)
+    return other
+
+
+def _paired_layer(layer: Layer) -> Layer:
+    return replace(
+        layer,
+        qkv_proj=_paired_joint(layer.qkv_proj),
+        o_proj=_paired(layer.o_proj),
+        gate_up_proj=_paired_joint(layer.gate_up_proj),
+        down_proj=_paired(layer.down_proj),
+    )
+
+
+def _paired(linear: Linear) -> Linear:
+    return Pairs(linear.weight, linear.bias) if isinstance(linear, Plain) else linear
+
+
+def _paired_joint(joint: Joint) -> Joint:
+    return OneByOne([_paired(linear) for linear in joint.maps]) if isinstance(joint, OneByOne) else joint
