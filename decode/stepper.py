@@ -10,6 +10,8 @@ from minimodel.decoder import Cache, Decoder, Observe
 from minimodel.errors import InputError
 from minimodel.roles import NUM_ROLES, RoleRules, visibility_tensor
 
+Call = tuple[Tensor, Tensor | None, Tensor, Tensor | None]  # input_ids, roles, position_ids [B, 1], mask [B, 1, 1, S]
+
 
 class Stepper:
     """One request in the decoder: `feed` advances position and cache slot by one for every physical copy."""
@@ -34,10 +36,8 @@ class Stepper:
         self._visible[:, : len(roles)] = self._table[:, torch.tensor(list(roles), device=self._table.device)]
         self.length, self.record = len(roles), record.copy()
 
-    def call(self, token: int, role: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Advances by one token and returns the call that feeds it: input_ids, roles and position_ids [B, 1], mask
-        [B, 1, 1, S].
-        """
+    def call(self, token: int, role: int) -> Call:
+        """Advances by one token and returns the decoder call that feeds it."""
         slot = self.length
         self._visible[:, slot] = self._table[:, role]
         row = self._visible[role, : slot + 1]
@@ -52,6 +52,14 @@ class Stepper:
     def feed(self, token: int, role: int, observe: Observe | None = None) -> Tensor:
         """Runs one token of every copy through the decoder: hidden [B, 1, E]."""
         return self.model(*self.call(token, role), self.cache, observe, self.record.enter)
+
+
+class CausalStepper(Stepper):
+    """One request on a stock checkpoint: no role term, and every token sees all before it."""
+
+    def call(self, token: int, role: int) -> Call:
+        input_ids, _, position_ids, _ = super().call(token, role)
+        return input_ids, None, position_ids, None
 
 
 def make_ready(model: Decoder, rules: RoleRules) -> None:

@@ -19,7 +19,8 @@ from experiments.harness.exits import run_command
 from experiments.harness.options import RunOptions, common_options, dtype_option
 from experiments.harness.runner import run_plan
 from experiments.harness.session import open_session
-from experiments.harness.whole import generate_whole
+from experiments.harness.tasks import longest_row
+from experiments.harness.whole import whole_steps
 from minimodel.decoder import Decoder
 
 
@@ -28,7 +29,7 @@ def whole_input(model: Decoder, row: str, prompt: State) -> Input:
     return Input(
         row,
         prompt.tokens,
-        lambda copies: generate_whole(model, prompt, copies),
+        lambda copies: whole_steps(model, prompt, copies),
         lambda tokens: derived_sha256(prompt.contract, (*prompt.tokens, *tokens)),
     )
 
@@ -42,7 +43,8 @@ def main(options: RunOptions, dtype: str) -> None:
         prompts = zip(session.tasks, session.prompts)
         inputs = [whole_input(session.model, task.id, prompt) for task, prompt in prompts]
         chosen, panel = select(inputs, options.limit)
-        plan = control_plan(session.manifest(panel), chosen, options.preflight)
+        longest = longest_row(session.contract, session.prompts)
+        plan = control_plan(session.manifest(panel), chosen, options, session.model, longest)
         return run_plan(plan, options.directory(f"batch_control-{dtype}"), options.fresh, options.quiet)
 
     run_command(body, "experiments.batch_control")

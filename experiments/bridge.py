@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from cache.boundary import Boundary
-from cache.build import build_incremental, build_live
+from cache.build import incremental_steps, live_steps
+from decode.greedy import Steps
 from decode.state import State
 from experiments.harness.arms import continued, replica_exact
 from experiments.harness.bank import Bank, Prefix, open_bank
@@ -22,11 +23,11 @@ from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_
 from experiments.harness.exits import run_command
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_counts, shortfall, spread_record
-from experiments.harness.progress import Progress
+from experiments.harness.progress import RowProgress
 from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.summary import pair_summary, run_summary
-from experiments.harness.tasks import RowName
+from experiments.harness.tasks import RowName, longest_row
 from experiments.report.closing import outcome
 from experiments.report.values import rate
 from minimodel.decoder import Decoder
@@ -54,15 +55,17 @@ def select(bank: Bank) -> list[Prefix]:
     return [bank.prefixes[index] for index in length_spread(lengths, min(WANTED, len(lengths)))]
 
 
-def bridge_row(model: Decoder, saved: Prefix, prompt: State, index: int, progress: Progress) -> dict[str, Any]:
+def bridge_row(
+    model: Decoder, saved: Prefix, prompt: State, index: int, progress: RowProgress
+) -> Steps[dict[str, Any]]:
     """Reaches a new live boundary, builds the incremental one of its prefix, and decodes the four suffixes."""
     progress.arm("boundary")
-    live = build_live(model, prompt)
-    incremental = build_incremental(model, live.state)
+    live = yield from live_steps(model, prompt)
+    incremental = yield from incremental_steps(model, live.state)
     progress.fed(2 * len(live.state))
     boundaries = dict(zip(ARMS, (live, live.replica(), incremental, incremental.replica())))
     reached = boundary_length(list(boundaries.values()))  # recorded before any suffix is decoded
-    arms = continued(model, boundaries, progress)
+    arms = yield from continued(model, boundaries, progress)
     gates = {
         "boundary_length": reached == len(live.state) == boundary_length(list(boundaries.values())),
         "replica_live": replica_exact(arms[0], arms[1]),
@@ -127,6 +130,9 @@ def bridge_plan(session: BankSession, dtype: str) -> Plan:
         gates=GATES,
         task=lambda index: RowName(chosen[index].row),
         decode=lambda i, progress: bridge_row(model, chosen[i], prompts[i], i, progress),
+        model=lambda index: model,
+        longest=longest_row(session.contract, prompts),
+        batch_size=session.options.batch_size,
         summarise=lambda rows: bridge_summary(dtype, panel, rows),
         closing=closing_lines,
     )

@@ -17,7 +17,8 @@ from typing import Any
 
 import click
 
-from cache.build import build_incremental, build_prefill
+from cache.build import build_prefill, incremental_steps
+from decode.greedy import Steps
 from decode.state import State
 from experiments.harness.arms import continued, prefix_holds, replica_exact
 from experiments.harness.bank import BANK, Prefix, open_bank
@@ -25,7 +26,7 @@ from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_
 from experiments.harness.cross_precision import cross_precision
 from experiments.harness.exits import run_command
 from experiments.harness.options import RunOptions, common_options, source_option
-from experiments.harness.progress import Progress
+from experiments.harness.progress import RowProgress
 from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.summary import pair_summary, run_summary
@@ -63,13 +64,14 @@ class Cell:
         return f"{self.dtype}/{self.prefix.row}"
 
 
-def fixed_row(model: Decoder, cell: Cell, index: int, progress: Progress) -> dict[str, Any]:
+def fixed_row(model: Decoder, cell: Cell, index: int, progress: RowProgress) -> Steps[dict[str, Any]]:
     """Builds one prefix four times and decodes the four suffixes."""
     progress.arm("boundary")
-    incremental, prefill = build_incremental(model, cell.state), build_prefill(model, cell.state)
+    incremental = yield from incremental_steps(model, cell.state)
+    prefill = build_prefill(model, cell.state)
     progress.fed(2 * len(cell.state))
     boundaries = dict(zip(ARMS, (incremental, incremental.replica(), prefill, prefill.replica())))
-    arms = continued(model, boundaries, progress)
+    arms = yield from continued(model, boundaries, progress)
     gates = {
         "prefix": prefix_holds(arms, cell.prefix.tokens),
         "replica_incremental": replica_exact(arms[0], arms[1]),
@@ -124,6 +126,10 @@ def fixed_plan(session: BankSession, dtypes: tuple[str, ...]) -> Plan:
         gates=GATES,
         task=lambda index: cells[index].task,
         decode=lambda i, progress: fixed_row(session.models.at(cells[i].dtype), cells[i], i, progress),
+        model=lambda index: session.models.at(cells[index].dtype),
+        longest=session.longest(states),
+        batch_size=session.options.batch_size,
+        part=lambda index: cells[index].dtype,
         summarise=lambda found: fixed_summary(dtypes, found),
         closing=closing_lines,
         extra=lambda index: {"dtype": cells[index].dtype},

@@ -12,19 +12,20 @@ from typing import Any
 
 import click
 
-from cache.build import build_live, build_prefill
+from cache.build import build_prefill, live_steps
 from cache.storage import Provenance
+from decode.greedy import Steps
 from decode.state import State
 from experiments.harness.arms import continued, replica_exact
 from experiments.harness.exits import run_command
 from experiments.harness.options import RunOptions, common_options, dtype_option
-from experiments.harness.progress import Progress
+from experiments.harness.progress import RowProgress
 from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.saving import Saving, saving_options
 from experiments.harness.session import Session, open_session
 from experiments.harness.summary import pair_summary, run_summary
-from experiments.harness.tasks import Task
+from experiments.harness.tasks import Task, longest_row
 from experiments.harness.trace import require_room
 from experiments.report.closing import closing_line
 from minimodel.decoder import Decoder
@@ -36,18 +37,18 @@ GATES = ("replica_live", "replica_prefill", "functional_state", "storage_disjoin
 
 
 def matrix_row(
-    model: Decoder, task: Task, prompt: State, index: int, progress: Progress, saving: Saving
-) -> dict[str, Any]:
+    model: Decoder, task: Task, prompt: State, index: int, progress: RowProgress, saving: Saving
+) -> Steps[dict[str, Any]]:
     """Decodes one row: the boundary once, then four arms."""
     progress.arm("boundary")
-    live = build_live(model, prompt, observe=saving.observe(task.id, "live"))
+    live = yield from live_steps(model, prompt, observe=saving.observe(task.id, "live"))
     progress.fed(len(live.state))
     prefill = build_prefill(model, live.state, observe=saving.observe(task.id, "prefill"))
     saving.write(task.id, "live", live)
     saving.write(task.id, "prefill", prefill)
     # a live boundary's replica is a copy; a prefill's is a second call of the model
     boundaries = dict(zip(ARMS, (live, live.replica(), prefill, prefill.replica())))
-    arms = continued(model, boundaries, progress)
+    arms = yield from continued(model, boundaries, progress)
     gates = {"replica_live": replica_exact(arms[0], arms[1]), "replica_prefill": replica_exact(arms[2], arms[3])}
     return row_entry(task, index, live.state, arms, PAIRS, gates, {"prefix_margins": list(live.margins)})
 
@@ -94,6 +95,9 @@ def main(
             decode=lambda i, progress: matrix_row(
                 session.model, session.tasks[i], session.prompts[i], i, progress, saving
             ),
+            model=lambda index: session.model,
+            longest=longest_row(session.contract, session.prompts),
+            batch_size=options.batch_size,
             summarise=lambda rows: matrix_summary(dtype, rows),
             closing=lambda summary: [closing_line(summary)],
             notes=lambda: _unwritten(out, saving.missing([task.id for task in session.tasks], ("live", "prefill"))),

@@ -67,6 +67,9 @@ def replication_plan(session: BankSession, dtype: str) -> Plan:
         gates=GATES,
         task=lambda index: RowName(chosen[index].row),
         decode=lambda i, progress: six_arm_row(model, chosen[i], states[i], i, progress),
+        model=lambda index: model,
+        longest=session.longest(states),
+        batch_size=session.options.batch_size,
         summarise=lambda rows: replication_summary(dtype, panel, own, rows),
         closing=closing_lines,
     )

@@ -23,7 +23,7 @@ from experiments.harness.options import RunOptions, common_options, dtype_option
 from experiments.harness.records import refuse_rows
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.tasks import SHOWN_ID, Task, load_tasks
-from experiments.harness.whole import generate_chat
+from experiments.harness.whole import chat_steps
 from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse
@@ -67,7 +67,7 @@ def chat_input(model: Decoder, row: str, prompt: list[int], stop: tuple[int, ...
     def derived(tokens: tuple[int, ...]) -> str:
         return causal_sha256([*prompt, *tokens[:-1]])  # the last token never enters the decoder
 
-    return Input(row, tuple(prompt), lambda copies: generate_chat(model, prompt, copies, stop, LIMIT), derived)
+    return Input(row, tuple(prompt), lambda copies: chat_steps(model, prompt, copies, stop, LIMIT), derived)
 
 
 def stock_plan(options: RunOptions, dtype: str, template: str, eos: tuple[str, ...]) -> Plan:
@@ -95,7 +95,8 @@ def stock_plan(options: RunOptions, dtype: str, template: str, eos: tuple[str, .
         information={"tasks": str(options.tasks)},
     )
     stock = {"template": template, "eos_ids": list(chat.stop), "cap": LIMIT}
-    return control_plan({**manifest, "stock": stock}, chosen, options.preflight)
+    longest = max(len(ids) for ids in prompts) + LIMIT
+    return control_plan({**manifest, "stock": stock}, chosen, options, model, longest)
 
 
 @click.command(help=__doc__)

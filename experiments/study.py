@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from experiments.harness.exits import BAD_INPUT, DONE, INTERRUPTED, run_command
-from experiments.harness.options import DEMO, numeric_options
+from experiments.harness.options import BATCH_SIZE, DEMO, numeric_options
 from experiments.harness.rundir import SUMMARY
 from minimodel.files import read_json_object
 
@@ -192,16 +192,18 @@ DIRECTORY = click.Path(path_type=Path)
 @click.option("--limit", type=click.IntRange(min=1), default=None, metavar="N", help="Only the first N rows.")
 @click.option("--skip", "skipped", multiple=True, type=click.Choice(["causes", "carrier"]), help="Leave a step out.")
 @numeric_options
+@BATCH_SIZE
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 def main(
     root: Path, checkpoint: Path, later: Path, tasks: Path, limit: int | None, skipped: tuple[str, ...],
     device: str, threads: int, kernels: str, attention: str, linear: str,
-    reduced_precision: bool, quiet: bool,
+    reduced_precision: bool, batch_size: int | None, quiet: bool,
 ) -> None:  # fmt: skip
     numeric = ["--device", device, "--threads", str(threads), "--kernels", kernels]
     numeric += ["--attention", attention] if attention else []
     numeric += ["--linear", linear] if linear else []
     numeric += [] if reduced_precision else ["--no-reduced-precision"]
+    numeric += [] if batch_size is None else ["--batch-size", str(batch_size)]
     options = StudyOptions(root, checkpoint, later, tasks, limit, tuple(numeric), quiet)
     run_command(lambda: run_study(options, skipped), "experiments.study")
 

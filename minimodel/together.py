@@ -28,7 +28,7 @@ class Request:
     input_ids: Tensor  # int64 [2, 1]
     roles: Tensor | None  # int64 [2, 1]
     position_ids: Tensor  # int64 [2, 1]
-    mask: Tensor  # bool [2, 1, 1, S]
+    mask: Tensor | None  # bool [2, 1, 1, S]; None: every key may be seen
     cache: Cache  # of S - 1 tokens
     record: Record | None = None
 
@@ -55,9 +55,9 @@ def step_together(model: Decoder, requests: Sequence[Request], observe: Observe 
         found = []
         for number, request in enumerate(requests):
             rows = slice(COPIES * number, COPIES * (number + 1))
-            masks[number] = masks[number].to(query.device)
+            mask = masks[number] = None if (mask := masks[number]) is None else mask.to(query.device)
             held = request.cache.append(index, keys[rows], values[rows])
-            found.append(model.attend(query[rows], *held, masks[number], model.scaling))
+            found.append(model.attend(query[rows], *held, mask, model.scaling))
         return torch.cat(found)
 
     rotary = model.rotary.at(position_ids, 1 + max(last, *(len(request.cache) for request in requests)))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from cache.kv import KVCache
+from decode.greedy import alone
 from decode.state import State
 from experiments.harness.progress import Progress
 from experiments.harness.saving import Saving
@@ -85,7 +86,8 @@ class Ours:
         return [tensor for _, _, tensor in cache.tensors()]
 
     def row(self, task: Task, prompt: State) -> dict[str, Any]:
-        return matrix_row(self.model, task, prompt, 0, Progress(1, 0, quiet=True), NOTHING_SAVED)
+        progress = Progress(1, 0, quiet=True).row(task.id)
+        return alone(matrix_row(self.model, task, prompt, 0, progress, NOTHING_SAVED))
 
 
 def column_contract(name: str, numeric: NumericContract) -> NumericContract:

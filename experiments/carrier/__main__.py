@@ -16,10 +16,10 @@ from typing import Any
 import click
 
 from cache.boundary import Boundary
-from cache.build import build_incremental, build_prefill
+from cache.build import build_prefill, incremental_steps
 from cache.isolation import disjoint
 from cache.transplant import transplant
-from decode.greedy import Suffix, greedy_suffix
+from decode.greedy import Steps, Suffix, suffix_steps
 from decode.state import State, token_digest
 from experiments.carrier.sites import Site, sites
 from experiments.carrier.tables import carrier_summary
@@ -30,7 +30,7 @@ from experiments.harness.canonical import sha256_file
 from experiments.harness.exits import run_command
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
 from experiments.harness.panel import panel_record
-from experiments.harness.progress import Progress
+from experiments.harness.progress import RowProgress
 from experiments.harness.rows import arm_entry, prefix_entry
 from experiments.harness.rundir import ROWS
 from experiments.harness.runner import Plan, run_plan
@@ -62,15 +62,18 @@ def follows(suffix: Suffix, donor: Suffix, recipient: Suffix) -> str:
     return "recipient" if suffix.tokens == recipient.tokens else "neither"
 
 
-def carrier_row(model: Decoder, prefix: Prefix, state: State, index: int, progress: Progress) -> dict[str, Any]:
+def carrier_row(
+    model: Decoder, prefix: Prefix, state: State, index: int, progress: RowProgress
+) -> Steps[dict[str, Any]]:
     """Both baselines, then every site in both directions."""
     progress.arm("boundary")
-    built = {"incremental": build_incremental(model, state), "prefill": build_prefill(model, state)}
+    incremental = yield from incremental_steps(model, state)
+    built = {"incremental": incremental, "prefill": build_prefill(model, state)}
     progress.fed(2 * len(state))
     native = {}
     for name, boundary in built.items():
         progress.arm(name)
-        native[name] = greedy_suffix(model, boundary)
+        native[name] = yield from suffix_steps(model, boundary)
     entries: dict[str, Any] = {}
     arms = [Arm(name, built[name], native[name]) for name in built]
     isolated, one_state, together = storage_disjoint(arms), functional_state_holds(arms), copies_synchronised(arms)
@@ -79,7 +82,7 @@ def carrier_row(model: Decoder, prefix: Prefix, state: State, index: int, progre
         entries[direction] = {}
         for site in sites(model.config, state):
             progress.arm(f"{direction} {site.name}")
-            mixed, suffix = _at_site(model, built[donor], built[recipient], site)
+            mixed, suffix = yield from _at_site(model, built[donor], built[recipient], site)
             isolated = isolated and disjoint(mixed.tensors(), built[donor].tensors(), built[recipient].tensors())
             changed = [Arm(site.name, mixed, suffix)]
             one_state, together = (
@@ -112,9 +115,10 @@ def carrier_row(model: Decoder, prefix: Prefix, state: State, index: int, progre
     }
 
 
-def _at_site(model: Decoder, donor: Boundary, recipient: Boundary, site: Site) -> tuple[Boundary, Suffix]:
+def _at_site(model: Decoder, donor: Boundary, recipient: Boundary, site: Site) -> Steps[tuple[Boundary, Suffix]]:
     mixed = transplant(recipient, donor, site.layers, site.tensors, site.positions, site.heads)
-    return mixed, greedy_suffix(model, mixed)
+    suffix = yield from suffix_steps(model, mixed)
+    return mixed, suffix
 
 
 def select(strata: dict[str, str], prefixes: Sequence[Prefix], wanted: int, source: Path) -> list[Prefix]:
@@ -138,6 +142,9 @@ def carrier_plan(session: BankSession, dtype: str, strata: dict[str, str], wante
         gates=GATES,
         task=lambda index: RowName(chosen[index].row),
         decode=lambda i, progress: carrier_row(session.models.at(dtype), chosen[i], states[i], i, progress),
+        model=lambda index: session.models.at(dtype),
+        longest=session.longest(states),
+        batch_size=session.options.batch_size,
         summarise=lambda rows: carrier_summary(dtype, panel, rows),
         closing=_closing,
     )

@@ -17,9 +17,9 @@ from typing import Any
 import click
 
 from cache.boundary import Boundary
-from cache.build import build_incremental, build_prefill
+from cache.build import build_prefill, incremental_steps
 from cache.drift import compare
-from decode.greedy import greedy_suffix
+from decode.greedy import Steps, suffix_steps
 from decode.state import State
 from experiments.causes.alone import rows_alone
 from experiments.causes.cells import CELLS, DTYPES, Cell, cells
@@ -32,7 +32,7 @@ from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_
 from experiments.harness.exits import run_command
 from experiments.harness.options import RunOptions, common_options, source_option
 from experiments.harness.panel import spread_record
-from experiments.harness.progress import Progress
+from experiments.harness.progress import RowProgress
 from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.tasks import Task
@@ -45,14 +45,19 @@ GATES = ("functional_state", "storage_disjoint", "copies_synchronised", "argmax"
 
 
 def causes_row(
-    model: Decoder, cell: Cell, task: Task, state: State, index: int, oracle: Oracle, progress: Progress
-) -> dict[str, Any]:
+    model: Decoder, cell: Cell, task: Task, state: State, index: int, oracle: Oracle, progress: RowProgress
+) -> Steps[dict[str, Any]]:
     """Both constructions under one cell, their suffixes, their drift, and their distance to the oracle."""
     progress.arm("oracle")  # made once a prefix, in whichever cell meets it first: no part of that cell's cost
     exact_boundary = oracle.at(state)
+    model.numeric.apply()  # the oracle's contract was put in force
     progress.arm(cell.name)
-    built = {"incremental": build_incremental(model, state), "prefill": build_prefill(model, state)}
-    arms = [Arm(name, boundary, greedy_suffix(model, boundary)) for name, boundary in built.items()]
+    incremental = yield from incremental_steps(model, state)
+    built = {"incremental": incremental, "prefill": build_prefill(model, state)}
+    arms = []
+    for name, boundary in built.items():
+        suffix = yield from suffix_steps(model, boundary)
+        arms.append(Arm(name, boundary, suffix))
     progress.fed(2 * len(state) + sum(len(arm.suffix.tokens) for arm in arms))
     pair = compare(built["incremental"].cache, built["prefill"].cache)
     exact = pair.exact and arms[0].suffix == arms[1].suffix
@@ -112,7 +117,7 @@ def causes_plan(session: BankSession, crossed: list[Cell], rows: int) -> Plan:
     crossing = Crossing(crossed, tasks, session.states(prefixes))
     oracle = Oracle(session.models.checkpoint, session.options.device, session.options.threads)
 
-    def decode(index: int, progress: Progress) -> dict[str, Any]:
+    def decode(index: int, progress: RowProgress) -> Steps[dict[str, Any]]:
         cell, task, state = crossing.at(index)
         return causes_row(session.models.at(cell.name), cell, task, state, index, oracle, progress)
 
@@ -124,6 +129,10 @@ def causes_plan(session: BankSession, crossed: list[Cell], rows: int) -> Plan:
         gates=GATES,
         task=lambda index: crossing.at(index)[1],
         decode=decode,
+        model=lambda index: session.models.at(crossing.at(index)[0].name),
+        longest=session.longest(crossing.states),
+        batch_size=session.options.batch_size,
+        part=lambda index: crossing.at(index)[0].name,
         summarise=lambda found: causes_summary(found, names, panel, queries_alone(session, crossed)),
         closing=closing_lines,
         extra=lambda index: {"cell": crossing.at(index)[0].name},

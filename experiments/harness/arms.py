@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from cache.boundary import Boundary
 from cache.build import COPIES
 from cache.isolation import disjoint, geometry
-from decode.greedy import Suffix, equal_copies, greedy_suffix
+from decode.greedy import Steps, Suffix, equal_copies, suffix_steps
 from decode.record import derived_sha256
-from experiments.harness.progress import Progress
+from experiments.harness.progress import RowProgress
 from minimodel.decoder import Decoder
 from minimodel.numbers import same_bits
 
@@ -22,13 +22,14 @@ class Arm:
     suffix: Suffix
 
 
-def continued(model: Decoder, boundaries: Mapping[str, Boundary], progress: Progress) -> list[Arm]:
-    """Each boundary continued by the one greedy suffix decoder, in the order given."""
+def continued(model: Decoder, boundaries: Mapping[str, Boundary], progress: RowProgress) -> Steps[list[Arm]]:
+    """Continues each boundary by the one greedy suffix decoder, one after the other in the order given."""
     arms = []
     for name, boundary in boundaries.items():
         progress.arm(name)
-        arms.append(Arm(name, boundary, greedy_suffix(model, boundary)))
-        progress.fed(len(arms[-1].suffix.tokens))
+        suffix = yield from suffix_steps(model, boundary)
+        arms.append(Arm(name, boundary, suffix))
+        progress.fed(len(suffix.tokens))
     return arms
 
 

@@ -52,6 +52,10 @@ class BankSession:
         context = self.models.checkpoint.config.max_position_embeddings
         return prefix_states(self.bank, list(prefixes), self.contract, context)
 
+    def longest(self, states: Sequence[State]) -> int:
+        """The most tokens that a continuation of any of these prefixes can hold."""
+        return max(len(state) for state in states) + self.contract.suffix_limit()
+
     def manifest(
         self, row_order: list[str], panel: dict[str, Any], tasks_bytes: bytes | None = None, **information: str
     ) -> dict[str, Any]:

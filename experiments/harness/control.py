@@ -4,15 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from decode.greedy import Steps
 from decode.state import token_digest
+from experiments.harness.options import RunOptions
 from experiments.harness.panel import panel_counts, panel_record, shortfall
-from experiments.harness.progress import Progress
+from experiments.harness.progress import RowProgress
 from experiments.harness.rowloop import Plan
 from experiments.harness.summary import run_summary
 from experiments.harness.tasks import RowName
 from experiments.harness.whole import Generation
 from experiments.report.closing import outcome
 from experiments.report.values import rate
+from minimodel.decoder import Decoder
 from stats.endpoints import disagreement, divergence_spread, first_divergence
 from stats.panels import length_spread
 
@@ -29,7 +32,7 @@ class Input:
 
     row: str
     tokens: tuple[int, ...]
-    generate: Callable[[int], Generation]  # in so many physical copies
+    generate: Callable[[int], Steps[Generation]]  # in so many physical copies
     derived: Callable[[tuple[int, ...]], str | None]  # the functional record's digest, from tokens and output alone
 
     def name(self) -> dict[str, Any]:
@@ -37,12 +40,12 @@ class Input:
         return {"row": self.row, "length": len(self.tokens), "sha256": token_digest(self.tokens)}
 
 
-def control_row(given: Input, index: int, progress: Progress) -> dict[str, Any]:
+def control_row(given: Input, index: int, progress: RowProgress) -> Steps[dict[str, Any]]:
     """Generates one input three times and compares."""
     made: dict[str, Generation] = {}
     for name, copies in ARMS.items():
         progress.arm(name)
-        made[name] = given.generate(copies)
+        made[name] = yield from given.generate(copies)
         progress.fed(len(given.tokens) + len(made[name].tokens))
     gates = {
         "replica_pair": made["pair"] == made["pair_replica"],  # tokens, margins, logprobs and functional state
@@ -137,15 +140,20 @@ def select(inputs: Sequence[Input], limit: int | None) -> tuple[list[Input], dic
     return chosen, panel_record(RULE, {"rows": WANTED}, {"rows": len(inputs)}, [one.name() for one in chosen])
 
 
-def control_plan(manifest: dict[str, Any], chosen: Sequence[Input], preflight: int) -> Plan:
-    """The plan over the rows that `select` froze into the manifest's panel."""
+def control_plan(
+    manifest: dict[str, Any], chosen: Sequence[Input], options: RunOptions, model: Decoder, longest: int
+) -> Plan:
+    """The plan over the rows that `select` froze into the manifest's panel. longest: the most tokens of a row."""
     experiment, dtype, panel = manifest["experiment"], manifest["numeric"][0]["dtype"], manifest["panel"]
     return Plan(
         manifest={**manifest, "row_order": [one.row for one in chosen]},
-        preflight=preflight,
+        preflight=options.preflight,
         gates=GATES,
         task=lambda index: RowName(chosen[index].row),
         decode=lambda i, progress: control_row(chosen[i], i, progress),
+        model=lambda index: model,
+        longest=longest,
+        batch_size=options.batch_size,
         summarise=lambda found: control_summary(experiment, dtype, panel, found),
         closing=closing_lines,
     )

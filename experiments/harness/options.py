@@ -22,7 +22,7 @@ DEMO = Path(__file__).resolve().parent.parent / "demo"
 @dataclass(frozen=True)
 class RunOptions:
     """What the command line said. `tasks` None: the command reads none. `out` None: runs/NAME-DTYPE. `limit` None: all
-    rows.
+    rows. `batch_size` None: as many as keep their bits.
     """
 
     checkpoint: Path
@@ -36,6 +36,7 @@ class RunOptions:
     attention: str
     linear: str
     reduced_precision: bool
+    batch_size: int | None
     fresh: bool
     quiet: bool
 
@@ -104,6 +105,14 @@ REDUCED_PRECISION = click.option(
     default=True,
     show_default=True,
     help="CUDA only: let BF16 and FP16 products add partial sums in their own dtype, torch's default and the paper's.",
+)
+BATCH_SIZE = click.option(
+    "--batch-size",
+    type=click.IntRange(min=1, max=64),
+    default=None,
+    metavar="K",
+    help="Rows decoded together; no byte of rows.jsonl depends on it. [default: as many, up to 16, as were checked at "
+    "the start to keep every bit here]",
 )
 TASKS = click.option(
     "--tasks",
@@ -176,7 +185,7 @@ def common_options(preflight: int, checkpoint: str = "primary", tasks: bool = Tr
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
         wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
         inputs = [checkpoint_option(checkpoint), *((TASKS,) if tasks else ()), out_option(), LIMIT]
-        numeric = [DEVICE, THREADS, *KERNEL_OPTIONS, REDUCED_PRECISION]
+        numeric = [DEVICE, THREADS, *KERNEL_OPTIONS, REDUCED_PRECISION, BATCH_SIZE]
         return with_options(wrapped, [QUIET, FRESH, *numeric, *inputs, preflight_option(preflight)])
 
     return decorate

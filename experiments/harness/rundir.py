@@ -67,6 +67,16 @@ class RunDirectory:
         self.dropped_waiting = partial.drop_torn(path)
         self.look_again()
 
+    def inform(self, name: str, key: str, text: str) -> bool:
+        """Keeps a text under `name` and `key` of the manifest's information; False where it stands there already."""
+        manifest = read_json_object(self.path / MANIFEST)
+        kept = manifest[INFORMATION].setdefault(name, {})
+        if kept.get(key) == text:
+            return False
+        kept[key] = text
+        write_whole(self.path / MANIFEST, _manifest_text(manifest))
+        return True
+
     @property
     def length(self) -> int:
         return len(self._written)

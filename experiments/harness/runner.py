@@ -5,9 +5,9 @@ from pathlib import Path
 from experiments.harness import ranks
 from experiments.harness.exits import DONE, GATE_FAILED, one_line, say
 from experiments.harness.progress import Progress
-from experiments.harness.rowloop import Plan, decode_row, preflight_failure
+from experiments.harness.rowloop import Plan, Row, decode_rows, preflight_failure
 from experiments.harness.rundir import RunDirectory
-from experiments.harness.sharding import follow, lead
+from experiments.harness.sharding import follow, informing, lead, missing, phases, take_over
 from experiments.report.sections import run_report
 
 
@@ -58,14 +58,29 @@ def _run(plan: Plan, directory: RunDirectory, job: ranks.Ranks | None, quiet: bo
 
 
 def _run_rows(plan: Plan, directory: RunDirectory, progress: Progress) -> str:
-    """Decodes the missing rows in order; a text when the preflight failed, naming row and gates."""
-    for index in range(plan.total):
-        row = directory.take(index)
-        if row is None:
-            row, timing = decode_row(plan, index, progress)
-            directory.append(row, timing)
-        if stopped := preflight_failure(plan, index, row):
-            return stopped
+    """Decodes the missing rows; a text when the preflight failed, naming row and gates."""
+    stopped = take_over(plan, directory, 0)
+    for rows in [] if stopped else phases(plan, missing(plan, directory)):
+        stopped = stopped or _append_in_order(plan, directory, progress, rows)
+    return stopped
+
+
+def _append_in_order(plan: Plan, directory: RunDirectory, progress: Progress, rows: list[int]) -> str:
+    """Decodes rows and writes each once all before it are there; a text when one of the preflight failed."""
+    done: dict[int, tuple[Row, Row]] = {}
+    try:
+        for index, row, timing in decode_rows(plan, rows, progress, informing(directory, progress)):
+            done[index] = row, timing
+            while directory.length in done:
+                first = directory.length
+                row, timing = done.pop(first)
+                directory.append(row, timing)
+                stopped = preflight_failure(plan, first, row) or take_over(plan, directory, directory.length)
+                if stopped:
+                    return stopped
+    finally:
+        if done:
+            progress.note(f"{len(done)} rows were done before an earlier one and are not written; they are redone")
     return ""
 
 

@@ -14,7 +14,7 @@ from experiments.harness.exits import DONE
 from experiments.harness.partial import PartialLedger
 from experiments.harness.progress import Progress
 from experiments.harness.ranks import END, Ranks
-from experiments.harness.rowloop import Plan, decode_row, preflight_failure
+from experiments.harness.rowloop import Inform, Plan, decode_rows, preflight_failure
 from experiments.harness.rundir import RunDirectory, require_same_manifest
 from minimodel.errors import InputError
 
@@ -24,10 +24,10 @@ OPENED, GO, STOP = "opened", "go", "stop"
 def lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks) -> str:
     """Rank 0's part; a text, naming row and gates, when the preflight failed."""
     stopped = take_over(plan, directory, 0)
-    left = [i for i in range(directory.length, plan.total) if i not in directory.waiting and not stopped]
+    left = [] if stopped else missing(plan, directory)
     job.tell(OPENED, json.dumps(left))
     for stage, rows in enumerate(phases(plan, left)):
-        decode_share(plan, rows, directory.path, progress, job)
+        decode_share(plan, rows, directory.path, progress, job, informing(directory, progress))
         for other in range(1, job.world_size):
             job.hear(_done(stage, other), lambda: progress.counted(job.rows_counted()))
         progress.counted(job.rows_counted())
@@ -49,7 +49,7 @@ def follow(plan: Plan, out: Path, job: Ranks) -> int:
         raise InputError(f"rank {job.rank}: {error}") from None
     progress = Progress(plan.total, 0, quiet=True)
     for stage, rows in enumerate(phases(plan, left)):
-        decode_share(plan, rows, out, progress, job)
+        decode_share(plan, rows, out, progress, job, lambda part, text: None)
         job.tell(_done(stage, job.rank))
         if job.hear(_verdict(stage)) == STOP:
             break
@@ -57,18 +57,33 @@ def follow(plan: Plan, out: Path, job: Ranks) -> int:
     return DONE
 
 
-def decode_share(plan: Plan, rows: list[int], out: Path, progress: Progress, job: Ranks) -> None:
+def decode_share(plan: Plan, rows: list[int], out: Path, progress: Progress, job: Ranks, inform: Inform) -> None:
     """Decodes this rank's rows of a phase. RankFailed when another rank has failed meanwhile: what is written stays."""
     ledger = PartialLedger(out, job.rank)
     try:
-        for index in rows[job.rank :: job.world_size]:
-            job.check()
-            row, timing = decode_row(plan, index, progress)
+        job.check()
+        for _, row, timing in decode_rows(plan, rows[job.rank :: job.world_size], progress, inform):
             ledger.append(row, {**timing, "rank": job.rank, "world_size": job.world_size})
             job.count_row()
             progress.counted(job.rows_counted())
+            job.check()
     finally:
         ledger.close()
+
+
+def informing(directory: RunDirectory, progress: Progress) -> Inform:
+    """Writes to stderr and into the manifest's information how many rows are decoded together, and why."""
+
+    def inform(part: str, text: str) -> None:
+        if directory.inform("batch", part or "all rows", text):
+            progress.note(f"{part}: {text}" if part else text)
+
+    return inform
+
+
+def missing(plan: Plan, directory: RunDirectory) -> list[int]:
+    """The rows that neither the ledger nor a partial ledger holds."""
+    return [index for index in range(directory.length, plan.total) if index not in directory.waiting]
 
 
 def take_over(plan: Plan, directory: RunDirectory, start: int) -> str:

@@ -7,13 +7,13 @@ Expected answers are neither read nor recomputed here: a row is known by its nam
 from typing import Any
 
 from cache.boundary import Boundary
-from cache.build import build_incremental, build_prefill
+from cache.build import build_prefill, incremental_steps
 from cache.transplant import transplant, whole_transplant_holds
-from decode.greedy import choose
+from decode.greedy import Steps, choose
 from decode.state import State
 from experiments.harness.arms import continued, prefix_holds, replica_exact
 from experiments.harness.bank import Prefix
-from experiments.harness.progress import Progress
+from experiments.harness.progress import RowProgress
 from experiments.harness.rows import row_entry
 from experiments.harness.summary import pair_summary
 from experiments.harness.tasks import RowName
@@ -47,20 +47,21 @@ GATES = (
 
 
 def six_arm_row(
-    model: Decoder, prefix: Prefix, state: State, index: int, progress: Progress, stratum: str | None = None
-) -> dict[str, Any]:
+    model: Decoder, prefix: Prefix, state: State, index: int, progress: RowProgress, stratum: str | None = None
+) -> Steps[dict[str, Any]]:
     """Builds both constructions twice, transplants both ways, decodes six suffixes.
 
     `stratum`: what an earlier run found the row to be, "divergent" or "exact"; the gate `stratum_reproduced` then asks
     the same of this run's own baselines.
     """
     progress.arm("boundary")
-    incremental, prefill = build_incremental(model, state), build_prefill(model, state)
+    incremental = yield from incremental_steps(model, state)
+    prefill = build_prefill(model, state)
     native = (incremental, incremental.replica(), prefill, prefill.replica())
     into_prefill = transplant(recipient=prefill, donor=incremental)
     into_incremental = transplant(recipient=incremental, donor=prefill)
     progress.fed(3 * len(state))
-    arms = continued(model, dict(zip(ARMS, (*native, into_prefill, into_incremental))), progress)
+    arms = yield from continued(model, dict(zip(ARMS, (*native, into_prefill, into_incremental))), progress)
     first = {name: first_choice(boundary) for name, boundary in zip(NATIVE, native)}
     gates = {
         "prefix": prefix_holds(arms, prefix.tokens),

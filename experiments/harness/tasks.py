@@ -86,6 +86,11 @@ def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Pat
     return states
 
 
+def longest_row(contract: Contract, prompts: list[State]) -> int:
+    """The most tokens that the row of any of these prompts can hold."""
+    return contract.prefix_limit(max(len(prompt) for prompt in prompts)) + contract.suffix_limit()
+
+
 def _parse(raw: dict[str, Any]) -> Task | str:
     """Returns the task, or what is wrong with it."""
     odd = [f"missing key {key!r}" for key in sorted(KEYS - set(raw))]

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from cache.kv import KVCache
-from decode.greedy import Step, Steps, best_two, choose, generate
+from decode.greedy import Choice, Step, Steps, best_two, choose, generate
 from decode.record import FunctionalRecord
 from decode.state import State
-from decode.stepper import Stepper, make_ready
+from decode.stepper import CausalStepper, Stepper, make_ready
 from minimodel.decoder import Decoder
 
 
@@ -46,32 +46,36 @@ def whole_steps(model: Decoder, prompt: State, copies: int) -> Steps[Generation]
     return Generation(out.tokens, out.margins, tuple(logprobs), record.sha256(), record.synchronised, agree)
 
 
-@torch.inference_mode()
-def generate_chat(model: Decoder, prompt: Sequence[int], copies: int, stop: Collection[int], limit: int) -> Generation:
+def chat_steps(
+    model: Decoder, prompt: Sequence[int], copies: int, stop: Collection[int], limit: int
+) -> Steps[Generation]:
     """Plain greedy generation of a stock checkpoint: the prompt in one call, then token by token, over the whole output
     head, until a token of `stop` (the last one then) or `limit` tokens. RowFailure when the copies disagree.
     """
     model.numeric.apply()
-    device, fed = model.numeric.torch_device, list(prompt)
-    cache, record = KVCache.for_model(model, copies, len(fed) + limit), FunctionalRecord()
+    device, capacity = model.numeric.torch_device, len(prompt) + limit
+    cache, record = KVCache.for_model(model, copies, capacity), FunctionalRecord()
     eligible = torch.ones(model.config.vocab_size, dtype=torch.bool, device=device)
+    input_ids = torch.tensor(list(prompt), device=device).expand(copies, -1)
+    positions = torch.arange(len(prompt), device=device).expand(copies, -1)
+    hidden = model(input_ids, None, positions, None, cache, None, record.enter)[:, -1:]
+    stepper = CausalStepper(model, cache, copies, capacity)
+    stepper.resume([0] * len(prompt), record)
+    choice: Choice | None = best_two(model.logits(hidden)[:, 0], eligible)
     tokens: list[int] = []
     margins, logprobs, agree = [], [], True
-    while len(tokens) < limit and not (tokens and tokens[-1] in stop):
-        start = len(cache)
-        input_ids = torch.tensor(fed, device=device).expand(copies, -1)
-        positions = torch.arange(start, start + len(fed), device=device).expand(copies, -1)
-        hidden = model(input_ids, None, positions, None, cache, None, record.enter)
-        logits = model.logits(hidden[:, -1:])[:, 0]
-        token, top, second = best_two(logits, eligible)
+    while choice is not None:
+        logits, (token, top, second) = model.logits(hidden)[:, 0], choice
         agree = agree and int(logits[0].argmax()) == token
         tokens.append(token)
         margins.append(top - second)
         logprobs.append(selected_logprob(logits, token))
-        fed = [token]
+        if len(tokens) == limit or token in stop:
+            break
+        hidden, choice = yield Step(stepper, token, 0, eligible)
     cache.require_equal_copies()
-    digest = record.sha256()
-    return Generation(tuple(tokens), tuple(margins), tuple(logprobs), digest, record.synchronised, agree)
+    record = stepper.record
+    return Generation(tuple(tokens), tuple(margins), tuple(logprobs), record.sha256(), record.synchronised, agree)
 
 
 def selected_logprob(logits: Tensor, token: int) -> float:

@@ -8,7 +8,7 @@ import torch
 from cache import KVCache, build_incremental, build_live, build_prefill, compare
 from cache.isolation import disjoint
 from decode import Contract, RowFailure, State, greedy_suffix
-from decode.greedy import generate
+from decode.greedy import alone, generate
 from decode.stepper import Stepper
 from minimodel import Decoder, load_model
 from minimodel.numbers import same_bits
@@ -84,7 +84,7 @@ def test_continuing_the_retained_storage_in_place_is_continuing_its_copy(
     with torch.inference_mode():
         for token, role in zip(prompt.tokens, prompt.roles):
             stepper.feed(token, role)
-        out, _ = generate(stepper, contract, prompt.structure, None, lambda structure: structure.done)
+        out = alone(generate(stepper, contract, prompt.structure, None, lambda structure: structure.done))
     assert out.tokens == live.state.tokens[len(prompt) :] + suffix.tokens
     assert (out.margins, stepper.record.sha256()) == (live.margins + suffix.margins, suffix.functional_sha256)
     kept = zip(retained.tensors(), live.cache.tensors())

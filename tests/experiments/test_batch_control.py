@@ -10,7 +10,7 @@ import experiments.batch_control as batch_control
 import experiments.harness.control as control
 import experiments.harness.whole as whole
 from cache.build import build_live
-from decode.greedy import greedy_suffix
+from decode.greedy import alone, greedy_suffix
 from stats.panels import length_spread
 from tests.experiments.runs import ROWS, ledger, open_finished, run
 
@@ -45,7 +45,7 @@ def test_rows_hold_three_generations_and_two_comparisons(finished):
 
 def test_a_pair_is_the_experiments_own_decoding(bf16, prompt):
     """A whole generation gives the tokens of a live boundary and its suffix."""
-    made = whole.generate_whole(bf16, prompt, 2)
+    made = alone(whole.whole_steps(bf16, prompt, 2))
     live = build_live(bf16, prompt)
     suffix = greedy_suffix(bf16, live)
     assert made.tokens == live.state.tokens[len(prompt) :] + suffix.tokens
@@ -89,10 +89,10 @@ def test_the_panel_is_a_length_spread_of_the_prompts(study, tmp_path):
 
 
 def test_a_pair_that_is_not_its_replica_fails_its_gate(study, tmp_path, monkeypatch):
-    real, calls = batch_control.generate_whole, []
+    real, calls = batch_control.whole_steps, []
 
     def drifting(model, prompt, copies):
-        found = real(model, prompt, copies)
+        found = yield from real(model, prompt, copies)
         calls.append(copies)
         if len(calls) == 3:
             last = math.nextafter(found.logprobs[1], 0)
@@ -106,7 +106,7 @@ def test_a_pair_that_is_not_its_replica_fails_its_gate(study, tmp_path, monkeypa
             )
         return found
 
-    monkeypatch.setattr(batch_control, "generate_whole", drifting)
+    monkeypatch.setattr(batch_control, "whole_steps", drifting)
     run(study, "batch_control", tmp_path / "run", *BF16, "--limit", 1, expected=3)
     (row,) = ledger(tmp_path / "run")
     assert [gate for gate, passed in row["gates"].items() if not passed] == ["replica_pair"]

@@ -72,14 +72,14 @@ def test_the_panel_is_frozen_before_decoding_and_blind_to_outcomes(study, finish
 def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_a_replica_with_one_is_a_gate(
     study, tmp_path, monkeypatch
 ):
-    real = bridge.build_incremental
+    real = bridge.incremental_steps
 
     def flawed(model, state):
-        boundary = real(model, state)
+        boundary = yield from real(model, state)
         bits(boundary.cache.keys(1))[:, 0, 2, 1] ^= 1
         return boundary
 
-    monkeypatch.setattr(bridge, "build_incremental", flawed)
+    monkeypatch.setattr(bridge, "incremental_steps", flawed)
     run(study, "bridge", tmp_path / "one", *BF16, "--limit", 1)
     (row,) = ledger(tmp_path / "one")
     cache = row["comparisons"]["live:incremental"]["cache"]
@@ -87,11 +87,12 @@ def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_a_replica
     assert json.loads((tmp_path / "one/summary.json").read_text())["identity"]["cache"]["count"] == 0
 
     def unlike(model, state):
-        boundary = real(model, state)
-        other = dataclasses.replace(boundary, cache=flawed(model, state).cache, logits=boundary.logits.clone())
+        boundary = yield from real(model, state)
+        changed = yield from flawed(model, state)
+        other = dataclasses.replace(boundary, cache=changed.cache, logits=boundary.logits.clone())
         return dataclasses.replace(boundary, rebuild=lambda: other)
 
-    monkeypatch.setattr(bridge, "build_incremental", unlike)
+    monkeypatch.setattr(bridge, "incremental_steps", unlike)
     run(study, "bridge", tmp_path / "two", *BF16, "--limit", 1, expected=3)
     (row,) = ledger(tmp_path / "two")
     assert [gate for gate, passed in row["gates"].items() if not passed] == ["replica_incremental"]

@@ -7,7 +7,7 @@ import pytest
 
 import experiments.carrier.__main__ as carrier
 from cache import build_incremental, build_prefill, compare, transplant
-from decode.greedy import greedy_suffix
+from decode.greedy import alone, greedy_suffix
 from experiments.carrier.__main__ import DIRECTIONS, carrier_row, follows
 from experiments.carrier.sites import sites
 from experiments.carrier.tables import carrier_summary
@@ -62,7 +62,7 @@ def test_a_suffix_follows_donor_recipient_or_neither(three):
 def test_a_row_has_every_site_in_both_directions_and_says_when_the_baselines_agree(three):
     state = three.live.state
     prefix = Prefix("r", state.tokens, state.sha256())
-    row = carrier_row(three.model, prefix, state, 0, Progress(1, 0, quiet=True))
+    row = alone(carrier_row(three.model, prefix, state, 0, Progress(1, 0, quiet=True).row("a")))
     names = [site.name for site in sites(three.model.config, state)]
     for direction in DIRECTIONS:
         assert list(row["sites"][direction]) == names

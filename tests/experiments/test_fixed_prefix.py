@@ -131,10 +131,10 @@ def test_the_preflight_holds_at_each_precision(study, tmp_path, monkeypatch):
 
 
 def test_a_replica_with_one_other_bit_fails_its_gate(study, tmp_path, monkeypatch):
-    real = fixed_prefix.build_incremental
+    real = fixed_prefix.incremental_steps
 
     def flawed(model, state):
-        boundary = real(model, state)
+        boundary = yield from real(model, state)
 
         def replica():
             copy = dataclasses.replace(boundary, cache=boundary.cache.copy(), logits=boundary.logits.clone())
@@ -143,7 +143,7 @@ def test_a_replica_with_one_other_bit_fails_its_gate(study, tmp_path, monkeypatc
 
         return dataclasses.replace(boundary, rebuild=replica)
 
-    monkeypatch.setattr(fixed_prefix, "build_incremental", flawed)
+    monkeypatch.setattr(fixed_prefix, "incremental_steps", flawed)
     run(study, "fixed_prefix", tmp_path / "run", "--dtype", "bf16", "--limit", 1, expected=3)
     (row,) = ledger(tmp_path / "run")
     assert [gate for gate, passed in row["gates"].items() if not passed] == ["replica_incremental"]

@@ -28,6 +28,7 @@ import experiments.stock_control as stock_control
 from cache import Boundary, build_live, transplant
 from cache.drift import compare
 from decode import RowFailure, State, Suffix
+from decode.greedy import alone
 from experiments.benchmark.arms import NOTHING_SAVED
 from experiments.carrier.sites import sites
 from experiments.causes.cells import Cell
@@ -77,7 +78,7 @@ def rows(bf16: Decoder, prompt: State, tiny_directory: Path, stock_directory: Pa
     return lambda experiment: {"causes": made[invariant], "stock_control": stock}.get(experiment, default)
 
 
-PROGRESS = Progress(1, 0, quiet=True)
+PROGRESS = Progress(1, 0, quiet=True).row("t")
 SCORED = Task("t", TASK["question"], tuple(TASK["choices"]), "C")
 INVARIANT = Cell("bf16", *KERNELS["invariant"])
 
@@ -88,36 +89,36 @@ def _carrier(row: Row) -> dict[str, Any]:
         patch.object(carrier, "sites", lambda *given: sites(*given)[:2]),
         patch.object(carrier, "build_prefill", _moved(carrier.build_prefill)),
     ):
-        return carrier.carrier_row(row.model, row.prefix, row.state, 0, PROGRESS)
+        return alone(carrier.carrier_row(row.model, row.prefix, row.state, 0, PROGRESS))
 
 
 def _stock(row: Row) -> dict[str, Any]:
     with patch.object(stock_control, "LIMIT", 40):
         given = stock_control.chat_input(row.model, "t", list(row.prompt.tokens), (CHAT_END,))
-        return control.control_row(given, 0, PROGRESS)
+        return alone(control.control_row(given, 0, PROGRESS))
 
 
 ROWS: dict[str, tuple[ModuleType, Callable[[Row], dict[str, Any]]]] = {
     "matrix": (
         matrix,
-        lambda row: matrix.matrix_row(row.model, SCORED, row.prompt, 0, PROGRESS, NOTHING_SAVED),
+        lambda row: alone(matrix.matrix_row(row.model, SCORED, row.prompt, 0, PROGRESS, NOTHING_SAVED)),
     ),
     "fixed_prefix": (
         fixed_prefix,
-        lambda row: fixed_prefix.fixed_row(
-            row.model, fixed_prefix.Cell("bf16", row.prefix, row.state, SCORED), 0, PROGRESS
+        lambda row: alone(
+            fixed_prefix.fixed_row(row.model, fixed_prefix.Cell("bf16", row.prefix, row.state, SCORED), 0, PROGRESS)
         ),
     ),
-    "bridge": (bridge, lambda row: bridge.bridge_row(row.model, row.prefix, row.prompt, 0, PROGRESS)),
-    "six_arms": (six_arms, lambda row: six_arms.six_arm_row(row.model, row.prefix, row.state, 0, PROGRESS)),
+    "bridge": (bridge, lambda row: alone(bridge.bridge_row(row.model, row.prefix, row.prompt, 0, PROGRESS))),
+    "six_arms": (six_arms, lambda row: alone(six_arms.six_arm_row(row.model, row.prefix, row.state, 0, PROGRESS))),
     "batch_control": (
         batch_control,
-        lambda row: control.control_row(batch_control.whole_input(row.model, "t", row.prompt), 0, PROGRESS),
+        lambda row: alone(control.control_row(batch_control.whole_input(row.model, "t", row.prompt), 0, PROGRESS)),
     ),
     "stock_control": (stock_control, _stock),
     "causes": (
         causes,
-        lambda row: causes.causes_row(row.model, INVARIANT, SCORED, row.state, 0, row.oracle, PROGRESS),
+        lambda row: alone(causes.causes_row(row.model, INVARIANT, SCORED, row.state, 0, row.oracle, PROGRESS)),
     ),
     "carrier": (carrier, _carrier),
 }
@@ -127,8 +128,16 @@ Fault = Callable[[Row, ModuleType], AbstractContextManager[Any]]
 
 
 def _replacing(target: Any, name: str, change: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """`target.name` replaced by `change`, which gets the real function first."""
-    return patch.object(target, name, partial(change, getattr(target, name)))
+    """`target.name` replaced by `change`, which gets the real function first. Steps are then run at once, alone."""
+    real = getattr(target, name)
+    if not name.endswith("_steps"):
+        return patch.object(target, name, partial(change, real))
+
+    def steps(*given: Any, **named: Any) -> greedy.Steps[Any]:
+        return change(lambda *g, **n: greedy.alone(real(*g, **n)), *given, **named)
+        yield
+
+    return patch.object(target, name, steps)
 
 
 def _moved(build: Builder) -> Builder:
@@ -193,7 +202,7 @@ def another_prefix(row: Row, module: ModuleType) -> AbstractContextManager[Any]:
     changed[SLOT] += 1
     other = State.from_tokens(row.state.contract, changed)
     stack = ExitStack()
-    for name in ("build_incremental", "build_prefill"):
+    for name in ("incremental_steps", "build_prefill"):
         stack.enter_context(_replacing(module, name, lambda real, model, state: real(model, other)))
     return stack
 
@@ -212,7 +221,7 @@ def one_storage_for_both(row: Row, module: ModuleType) -> AbstractContextManager
         return made[-1]
 
     stack = ExitStack()
-    stack.enter_context(_replacing(module, "build_incremental", incremental))
+    stack.enter_context(_replacing(module, "incremental_steps", incremental))
     stack.enter_context(patch.object(module, "build_prefill", lambda model, state: made[-1]))
     return stack
 
@@ -235,7 +244,7 @@ def suffix_from_other_logits(row: Row, module: ModuleType) -> AbstractContextMan
         logits[:, token] = logits.min()
         return real(model, dataclasses.replace(boundary, logits=logits))
 
-    return _replacing(arms if hasattr(module, "continued") else module, "greedy_suffix", other)
+    return _replacing(arms if hasattr(module, "continued") else module, "suffix_steps", other)
 
 
 def second_best_once(row: Row, module: ModuleType) -> AbstractContextManager[Any]:
@@ -286,7 +295,7 @@ def caches_cut_by_suffixes(row: Row, module: ModuleType) -> AbstractContextManag
         boundary.cache._length -= 1
         return suffix
 
-    return _replacing(arms, "greedy_suffix", cut)
+    return _replacing(arms, "suffix_steps", cut)
 
 
 def one_bit_in_prefill(row: Row, module: ModuleType) -> AbstractContextManager[Any]:
@@ -312,7 +321,7 @@ def one_suffix_for_all(row: Row, module: ModuleType) -> AbstractContextManager[A
         made.append(made[0] if made else real(model, boundary))
         return made[0]
 
-    return _replacing(module, "greedy_suffix", first)
+    return _replacing(module, "suffix_steps", first)
 
 
 def empty_transplant_moves_all(row: Row, module: ModuleType) -> AbstractContextManager[Any]:
@@ -329,7 +338,7 @@ def third_generation_drifts(row: Row, module: ModuleType) -> AbstractContextMana
             return found
         return dataclasses.replace(found, logprobs=tuple(p if p is None else p / 2 for p in found.logprobs))
 
-    return _replacing(module, "generate_chat" if module is stock_control else "generate_whole", drifting)
+    return _replacing(module, "chat_steps" if module is stock_control else "whole_steps", drifting)
 
 
 COMMON: dict[str, Fault] = {
@@ -439,7 +448,7 @@ def test_prefill_and_incremental_take_their_roles_from_the_tokens_and_not_from_l
     for experiment, arm in (("matrix", "prefill"), ("bridge", "incremental")):
         (module, decode), row = ROWS[experiment], rows(experiment)
         right = decode(row)
-        with _replacing(module, "build_live", wrong):
+        with _replacing(module, "live_steps", wrong):
             found = decode(row)
         assert found["arms"][arm] == right["arms"][arm] and not found["gates"]["functional_state"]
         assert found["arms"]["live"]["suffix_state_sha256"] != right["arms"]["live"]["suffix_state_sha256"]

@@ -7,9 +7,10 @@ import torch
 
 from cache.digest import cache_sha256
 from cache.kv import KVCache
+from decode.greedy import alone
 from decode.record import causal_sha256
 from experiments.harness.control import GATES
-from experiments.harness.whole import generate_chat, selected_logprob
+from experiments.harness.whole import chat_steps, selected_logprob
 from experiments.stock_control import LIMIT
 from minimodel import load_model
 from tests.conftest import numeric
@@ -43,7 +44,7 @@ def test_a_generation_is_the_decoders_greedy_continuation(model, copies):
     """Written out again over a cache of its own: the prompt in one call, then each token alone, all ids eligible."""
     model.numeric.apply()
     prompt, limit = [269, 10, 11, 12, 270, 269, 13], 9
-    found = generate_chat(model, prompt, copies, (), limit)
+    found = alone(chat_steps(model, prompt, copies, (), limit))
     cache, fed, tokens, logprobs = KVCache.for_model(model, copies, 40), prompt, [], []
     with torch.inference_mode():
         for _ in range(limit):
@@ -60,9 +61,9 @@ def test_a_generation_is_the_decoders_greedy_continuation(model, copies):
 
 def test_a_stop_token_ends_a_generation_and_is_its_last_token(model):
     model.numeric.apply()
-    free = generate_chat(model, [269, 10, 11], 2, (), 12)
+    free = alone(chat_steps(model, [269, 10, 11], 2, (), 12))
     end = next(i for i in range(3, 12) if free.tokens[i] not in free.tokens[:i])
-    stopped = generate_chat(model, [269, 10, 11], 2, (free.tokens[end], 256), 12)
+    stopped = alone(chat_steps(model, [269, 10, 11], 2, (free.tokens[end], 256), 12))
     assert stopped.tokens == free.tokens[: end + 1] and stopped.logprobs == free.logprobs[: end + 1]
 
 

@@ -36,8 +36,9 @@ class Small:
         return self.root / "tiny"
 
     def arguments(self, out: Path, *more: object, threads: int = 1) -> list[object]:
-        inputs = ["--checkpoint", self.checkpoint, "--tasks", self.tasks]
-        return ["--dtype", "bf16", *inputs, "--preflight", 2, "--threads", threads, "--out", out, *more]
+        """One row at a time, unless `more` says otherwise: a moment can then be chosen by rows."""
+        inputs = ["--checkpoint", self.checkpoint, "--tasks", self.tasks, "--preflight", 2, "--batch-size", 1]
+        return ["--dtype", "bf16", *inputs, "--threads", threads, "--out", out, *more]
 
     def run(self, out: Path, *more: object, before: Any = None, after: Any = None, threads: int = 1) -> Ended:
         """The command in a forked child; `before` runs in it first, `after(pid)` here while it lives."""

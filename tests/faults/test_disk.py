@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.progress import Progress
+from experiments.harness.progress import Progress, RowProgress
 from tests.faults.conftest import Reference, Small
 from tests.faults.forked import Ended, in_child, matrix
 from tests.faults.test_kills import require_kept, require_same_end
@@ -145,10 +145,10 @@ def stop_after_rows(count: int) -> None:
     """In the child: an interruption as the row after so many begins."""
     real, left = Progress.row, iter(range(count))
 
-    def row(self: Progress, name: str) -> None:
+    def row(self: Progress, name: str) -> RowProgress:
         if next(left, None) is None:
             os.kill(os.getpid(), signal.SIGINT)
-        real(self, name)
+        return real(self, name)
 
     Progress.row = row  # type: ignore[method-assign]
 
@@ -180,10 +180,10 @@ def test_a_second_process_is_refused_while_the_first_lives_and_not_after_its_dea
     def wait_in_second_row() -> None:
         real, left = Progress.row, iter(range(1))
 
-        def row(self: Progress, name: str) -> None:
+        def row(self: Progress, name: str) -> RowProgress:
             if next(left, None) is None:
                 signal.pause()
-            real(self, name)
+            return real(self, name)
 
         Progress.row = row  # type: ignore[method-assign]
 

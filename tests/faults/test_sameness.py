@@ -12,6 +12,7 @@ import pytest
 
 from cache import build_live, build_prefill
 from decode import Contract, State, greedy_suffix
+from decode.greedy import alone
 from experiments.harness.arms import Arm, replica_exact
 from experiments.harness.canonical import seal
 from experiments.harness.progress import Progress
@@ -97,9 +98,10 @@ def test_rows_decoded_in_another_order_are_the_same_rows(small: Small, undisturb
     lines = undisturbed.rows.decode().splitlines()
     for index in (4, 0, 3):
         prompt = State.prompt(contract, tasks[index].question, tasks[index].choices)
-        row = matrix_row(model, tasks[index], prompt, index, Progress(1, 0, quiet=True), saving)
+        row = alone(matrix_row(model, tasks[index], prompt, index, Progress(1, 0, quiet=True).row("a"), saving))
         assert seal(row) == lines[index]
-    row = matrix_row(model, tasks[4], State.prompt(contract, "x", ["y"]), 4, Progress(1, 0, quiet=True), saving)
+    last = State.prompt(contract, "x", ["y"])
+    row = alone(matrix_row(model, tasks[4], last, 4, Progress(1, 0, quiet=True).row("a"), saving))
     assert seal(row) != lines[4], "the control: another prompt"
 
 

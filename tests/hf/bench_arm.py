@@ -78,7 +78,9 @@ class TransformersArm:
         return [tensor for pair in versions.keys_and_values(cache.inner) for tensor in pair]
 
     def row(self, task: Task, prompt: State) -> dict[str, Any]:
-        return record_row(self.model.reference, task, prompt, 0, Progress(1, 0, quiet=True), NOTHING_SAVED, False)
+        return record_row(
+            self.model.reference, task, prompt, 0, Progress(1, 0, quiet=True).row("a"), NOTHING_SAVED, False
+        )
 
 
 def open_arm(directory: Path, numeric: NumericContract) -> TransformersArm:

@@ -15,12 +15,13 @@ import click
 
 from cache.storage import Provenance
 from decode.contract import Contract
+from decode.greedy import Steps
 from decode.state import State
 from experiments.harness.arms import Arm, replica_exact
 from experiments.harness.exits import run_command
 from experiments.harness.manifest import build_manifest
 from experiments.harness.options import dtype_option
-from experiments.harness.progress import Progress
+from experiments.harness.progress import RowProgress
 from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.saving import Saving, saving_options
@@ -51,7 +52,13 @@ MORE_PAIRS = [("incremental", "incremental_replica"), ("live", "incremental"), (
 
 
 def record_row(
-    reference: Reference, task: Task, prompt: State, index: int, progress: Progress, saving: Saving, incremental: bool
+    reference: Reference,
+    task: Task,
+    prompt: State,
+    index: int,
+    progress: RowProgress,
+    saving: Saving,
+    incremental: bool,
 ) -> dict[str, Any]:
     """One row, field for field as `experiments.matrix` writes it; `incremental` adds its two arms and comparisons."""
     progress.arm("boundary")
@@ -78,7 +85,7 @@ def record_row(
     return row_entry(task, index, state, list(arms.values()), pairs, gates, extra)
 
 
-def _continue(reference: Reference, name: str, recorded: Recorded, progress: Progress) -> Arm:
+def _continue(reference: Reference, name: str, recorded: Recorded, progress: RowProgress) -> Arm:
     progress.arm(name)
     suffix = record_suffix(reference, recorded)
     progress.fed(len(suffix.tokens))
@@ -132,14 +139,20 @@ def build_plan(options: RecordOptions) -> Plan:
     )
     longest = max(contract.prefix_limit(len(prompt)) for prompt in prompts)
     saving = open_saving(options, manifest, longest, reference)
+
+    def decode(index: int, progress: RowProgress) -> Steps[dict[str, Any]]:
+        return record_row(reference, tasks[index], prompts[index], index, progress, saving, options.incremental)
+        yield  # transformers steps by itself: a row is one piece of work
+
     return Plan(
         manifest=manifest,
         preflight=options.preflight,
         gates=(*GATES, *(["replica_incremental"] if options.incremental else [])),
         task=lambda index: tasks[index],
-        decode=lambda i, progress: record_row(
-            reference, tasks[i], prompts[i], i, progress, saving, options.incremental
-        ),
+        decode=decode,
+        model=lambda index: reference,  # nothing is taken together, so nothing reads it
+        longest=longest,
+        batch_size=1,
         summarise=lambda rows: matrix_summary(options.dtype, rows),
         closing=lambda summary: [closing_line(summary)],
     )

@@ -90,7 +90,9 @@ def test_a_gate_of_a_recording_fails_on_its_fault(
     prompt = State.prompt(Contract.load(study / "checkpoint"), task.question, task.choices)
 
     def gates() -> dict[str, bool]:
-        return record.record_row(reference, task, prompt, 0, Progress(1, 0, quiet=True), NOTHING_SAVED, True)["gates"]
+        return record.record_row(reference, task, prompt, 0, Progress(1, 0, quiet=True).row("a"), NOTHING_SAVED, True)[
+            "gates"
+        ]
 
     assert all(gates().values())
     with pytest.MonkeyPatch.context() as patch:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.harness.whole import generate_chat, selected_logprob
+from decode.greedy import alone
+from experiments.harness.whole import chat_steps, selected_logprob
 from minimodel import load_model
 from minimodel.numerics import DTYPES
 from tests.hf.conftest import numeric
@@ -37,8 +38,8 @@ def test_tokens_and_log_probabilities_are_those_of_generate(stock_directory: Pat
         rows = [logits.to(DTYPES[dtype]) for logits in out.logits]
         return tokens, [selected_logprob(logits, token) for logits, token in zip(rows, tokens)]
 
-    free = generate_chat(model, PROMPT, copies, (), NEW)
+    free = alone(chat_steps(model, PROMPT, copies, (), NEW))
     assert theirs([287]) == (list(free.tokens), list(free.logprobs)) and len(free.tokens) == NEW
     end = next(token for i, token in enumerate(free.tokens) if i > 4 and token not in free.tokens[:i])
-    stopped = generate_chat(model, PROMPT, copies, (end,), NEW)
+    stopped = alone(chat_steps(model, PROMPT, copies, (end,), NEW))
     assert theirs([end]) == (list(stopped.tokens), list(stopped.logprobs)) and stopped.tokens[-1] == end

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.harness.progress import Progress
+from experiments.harness.progress import Progress, RowProgress
 from tests.experiments.harness.jobs import Job, run_job
 from tests.faults.conftest import Small
 from tests.faults.forked import matrix
@@ -48,10 +48,10 @@ def stop_at_row(count: int, act: Callable[[], None]) -> None:
     """In a rank: acts as the row after so many begins."""
     real, left = Progress.row, iter(range(count))
 
-    def row(self: Progress, name: str) -> None:
+    def row(self: Progress, name: str) -> RowProgress:
         if next(left, None) is None:
             act()
-        real(self, name)
+        return real(self, name)
 
     Progress.row = row  # type: ignore[method-assign]
 

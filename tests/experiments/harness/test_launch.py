@@ -82,7 +82,7 @@ def row(self, name):
     if next(left, None) is None:
         open(f"waiting-{os.environ['RANK']}", "w").write(str(os.getpid()))
         signal.pause()
-    real(self, name)
+    return real(self, name)
 Progress.row = row
 m.main()
 """

@@ -40,7 +40,7 @@ def test_a_rank_that_computes_other_bits_moves_the_ledger(small: Small, alone: P
     """The control: the comparison sees one rank's rows."""
 
     def flip(rank: int) -> None:
-        real = matrix_module.build_live
+        real = matrix_module.live_steps
 
         def flipped(model: Any, prompt: Any, **options: Any) -> Any:
             with torch.inference_mode():
@@ -48,7 +48,7 @@ def test_a_rank_that_computes_other_bits_moves_the_ledger(small: Small, alone: P
             return real(model, prompt, **options)
 
         if rank == 1:
-            matrix_module.build_live = flipped
+            matrix_module.live_steps = flipped
 
     assert sharded(small, tmp_path / "run", 2, before=flip).code in (0, 3)
     mine, theirs = ((p / "rows.jsonl").read_bytes().splitlines() for p in (tmp_path / "run", alone))

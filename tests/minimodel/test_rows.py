@@ -1,0 +1,110 @@
+"""How many requests may step together: what holds here, and a kernel that breaks it on purpose."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import minimodel.rows as rows
+from minimodel import Decoder, load_model
+from minimodel.linear import LINEAR_KERNELS, Plain
+from minimodel.numbers import same_bits
+from minimodel.proof import cancelling
+from minimodel.rows import LARGEST, row_counts_equal, together_here
+from minimodel.together import Pairs, in_pairs
+from tests.conftest import numeric
+
+CPU = torch.device("cpu")
+
+
+def in_other_order_from(count: int) -> Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]:
+    """A linear kernel that sums its products in halves in calls of `count` rows and more."""
+
+    def kernel(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            half = x.shape[-1] // 2
+            if x.numel() // x.shape[-1] < count:
+                return F.linear(x, weight, bias)
+            return F.linear(x[..., :half], weight[:, :half], bias) + F.linear(x[..., half:], weight[:, half:])
+
+        return run
+
+    return kernel
+
+
+@pytest.mark.parametrize(("count", "size"), [(4, 1), (6, 2), (32, 15), (34, 16)])
+def test_the_count_at_which_rows_change_is_found(count: int, size: int) -> None:
+    x = torch.randn(2 * LARGEST, 8, generator=torch.Generator().manual_seed(3))
+    assert row_counts_equal(lambda part: part * 3 + float(len(part) >= count), x) == size
+
+
+def test_a_function_of_each_row_alone_holds_at_every_count() -> None:
+    x = torch.randn(2 * LARGEST, 1, 24, generator=torch.Generator().manual_seed(1))
+    assert row_counts_equal(lambda part: part.abs().sqrt(), x) == LARGEST
+    assert row_counts_equal(lambda part: part - part.sum(), x) == 1, "the control: rows that depend on the call"
+
+
+def test_a_function_of_a_rows_place_is_seen() -> None:
+    """Each pair has its own bits in order, and others where the pairs are turned round."""
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(2))
+    place = lambda part: torch.cat([part[:4], part[4:] + 1])  # noqa: E731
+    assert row_counts_equal(place, x) == 2
+
+
+def test_a_linear_kernel_whose_bits_depend_on_the_row_count_is_refused(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LINEAR_KERNELS, "plain", in_other_order_from(4))
+    found = together_here(load_model(tiny_directory, numeric("bf16")))
+    assert found.size == 1 and found.limit.endswith(("map, 4 rows", "maps, 4 rows"))
+
+
+def test_a_norm_whose_bits_depend_on_the_row_count_is_refused(bf16: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = rows.rms_norm
+
+    def altered(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return real(x, weight, eps) if len(x) < 10 else -real(x, weight, eps)
+
+    monkeypatch.setattr(rows, "rms_norm", altered)
+    monkeypatch.setattr(rows, "_KNOWN", {})
+    found = together_here(bf16)
+    assert found.size <= 4 and (found.size < 4 or found.limit == "the norm, 10 rows")
+
+
+def test_a_batch_that_mixes_its_requests_is_refused(bf16: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part holds, and the layer does not: the one check that runs the step itself."""
+    real = rows.step_together
+
+    def mixed(model: Decoder, requests: list, observe: Callable[[str, Tensor], None]) -> Tensor:
+        return real(model, [requests[1], requests[0], *requests[2:]], observe)
+
+    monkeypatch.setattr(rows, "step_together", mixed)
+    monkeypatch.setattr(rows, "_KNOWN", {})
+    found = together_here(bf16)
+    assert found.size == 1 and found.limit.endswith("one whole layer, 4 rows")
+
+
+def test_fewer_are_found_where_fewer_are_asked_for(bf16: Decoder) -> None:
+    assert together_here(bf16, 2).size <= 2
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_pairs_are_linear_maps_of_two_rows(biased: bool) -> None:
+    x, weight = cancelling(12, 96, 40, torch.float32, CPU)
+    bias = torch.randn(40, generator=torch.Generator().manual_seed(1)) if biased else None
+    pairs, plain = Pairs(weight, bias), Plain(weight, bias)
+    assert same_bits(pairs(x[:2, None]), plain(x[:2, None])), "one pair is one product of two rows"
+    assert pairs(x[:, None]).shape == plain(x[:, None]).shape
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    scale = F.linear(x.double().abs(), weight.double().abs()).max()
+    assert float((pairs(x[:, None])[:, 0].double() - exact).abs().max() / scale) < 1e-6
+
+
+def test_a_decoder_in_pairs_shares_every_weight(fp32: Decoder) -> None:
+    other = in_pairs(fp32)
+    assert isinstance(other.lm_head, Pairs) and other.lm_head.weight is fp32.lm_head.weight
+    assert isinstance(fp32.lm_head, Plain), "the model itself stays as it was"
+    assert all(isinstance(layer.o_proj, Pairs) and isinstance(layer.down_proj, Pairs) for layer in other.layers)
