@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from experiments.plan.estimates import cache_bytes
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 from minimodel.rows import LARGEST, together_here
+from minimodel.together import COPIES
 
 CACHES = 7  # of one row at its fullest: the six boundaries of a transplant row, and the suffix decoder's working copy
 
@@ -44,7 +44,9 @@ def batch_size(model: Decoder, asked: int | None, rows: int, longest: int) -> Ba
 
 def _fitting(model: Decoder, longest: int) -> tuple[int, str]:
     """The rows whose caches fit into the memory that is free now, and a text that says so."""
-    row = CACHES * cache_bytes(model.config, model.numeric.dtype, longest)
+    config = model.config
+    entries = 2 * config.num_hidden_layers * COPIES * config.num_key_value_heads * longest * config.head_dim
+    row = CACHES * entries * model.numeric.torch_dtype.itemsize
     free = free_bytes(model.numeric.torch_device)
     if free is None:
         return 1 << 30, ""

@@ -108,7 +108,7 @@ def test_the_crossing_on_counts_worked_out_by_hand():
 
 def test_an_interrupted_run_resumes_to_the_same_bytes_in_either_precision(study, finished, tmp_path):
     for place, rows in (("bf16", 2), ("fp32", ROWS + 2)):
-        cut = ("experiments.fixed_prefix", "build_incremental", rows)
+        cut = ("experiments.fixed_prefix", "incremental_steps", rows)
         resumes(study, "fixed_prefix", tmp_path / place, finished, cut)
 
 

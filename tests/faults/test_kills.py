@@ -101,7 +101,7 @@ def test_an_interruption_inside_a_write_waits_for_the_whole_line(small: Small, u
         real, calls = os.fsync, itertools.count()
 
         def fsync(handle: int) -> None:
-            if next(calls) == 3:  # the manifest's, the first row's and its timing's come before
+            if next(calls) == 4:  # the manifest's two, the first row's and its timing's come before
                 os.kill(os.getpid(), signal.SIGTERM)
             real(handle)
 
