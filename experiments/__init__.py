@@ -1,7 +1,8 @@
 """The experiments, one command each: `python -m experiments` lists them.
 
-As this package is imported before any command's module, two things are settled here, before the seconds that importing
-torch takes: Ctrl-C ends in one line, and a file or folder of the user's that hides one of our packages is named.
+As this package is imported before any command's module, three things are settled here, before the seconds that
+importing torch takes: Ctrl-C ends in one line, a file or folder of the user's that hides one of our packages is named,
+and threads that wait for work give the core away, unless OMP_WAIT_POLICY or GOMP_SPINCOUNT says otherwise.
 """
 
 import os
@@ -31,6 +32,9 @@ def hidden_neighbour() -> str:
             return f"error: package {name}: expected {root / name}, found {found}; start Python with -P, or elsewhere"
     return ""
 
+
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):  # OpenMP reads them when torch loads
+    os.environ["OMP_WAIT_POLICY"] = "passive"
 
 if sys.argv[:1] == ["-m"]:  # a command is starting, and its own module is not imported yet
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

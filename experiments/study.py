@@ -20,7 +20,10 @@ import click
 from experiments.harness.exits import BAD_INPUT, DONE, INTERRUPTED, run_command
 from experiments.harness.options import BATCH_SIZE, DEMO, numeric_options
 from experiments.harness.rundir import SUMMARY
+from minimodel.checkpoint import open_checkpoint
 from minimodel.files import read_json_object
+from minimodel.numerics import NumericContract
+from minimodel.selfcheck import require_usable
 
 GRACE = 60.0  # seconds an interrupted step has to finish its record
 
@@ -205,7 +208,15 @@ def main(
     numeric += [] if reduced_precision else ["--no-reduced-precision"]
     numeric += [] if batch_size is None else ["--batch-size", str(batch_size)]
     options = StudyOptions(root, checkpoint, later, tasks, limit, tuple(numeric), quiet)
-    run_command(lambda: run_study(options, skipped), "experiments.study")
+
+    def body() -> int:
+        config = open_checkpoint(checkpoint).config
+        for dtype in ("bf16", "fp32"):  # here, so that every step runs in one environment
+            one = NumericContract(dtype, device, kernels, attention, linear, threads, reduced_precision)
+            require_usable(one, config)
+        return run_study(options, skipped)
+
+    run_command(body, "experiments.study")
 
 
 if __name__ == "__main__":

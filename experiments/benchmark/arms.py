@@ -15,12 +15,13 @@ from decode.state import State
 from experiments.harness.progress import Progress
 from experiments.harness.saving import Saving
 from experiments.harness.tasks import Task
+from experiments.harness.usable import left_out
 from experiments.matrix import matrix_row
 from experiments.plan.estimates import COPIES
 from minimodel.attention import ATTENTION_KERNELS
+from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse
-from minimodel.linear_packed import why_not_packed
 from minimodel.load import load_model
 from minimodel.numerics import NumericContract
 
@@ -121,18 +122,13 @@ def open_reference(module: str, directory: Path, numeric: NumericContract) -> Ar
     return opener(directory, numeric)
 
 
-def available(names: tuple[str, ...], numeric: NumericContract) -> tuple[tuple[str, ...], list[str]]:
-    """The columns that this dtype and device have, and a sentence for each that they have not."""
-    kept, omitted = [], []
-    for name in names:
-        reason = ""
-        if COLUMNS[name][1] == "packed":
-            reason = why_not_packed(numeric.torch_dtype, numeric.torch_device)
-        if reason:
-            omitted.append(f"column {name}: {reason}")
-        else:
-            kept.append(name)
-    return tuple(kept), omitted
+def available(
+    names: tuple[str, ...], numeric: NumericContract, config: ModelConfig
+) -> tuple[tuple[str, ...], list[str]]:
+    """The columns that this machine can run, and a sentence for each that it cannot."""
+    without = left_out({name: column_contract(name, numeric) for name in names}, config, "experiments.benchmark")
+    kept = tuple(name for name in names if name not in without)
+    return kept, [f"column {name}: {reason}" for name, reason in without.items()]
 
 
 def _under(model: Decoder, contract: NumericContract) -> Decoder:

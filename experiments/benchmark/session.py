@@ -44,7 +44,7 @@ def benchmark(options: BenchOptions) -> dict[str, Any]:
     lengths = asked(options, config.max_position_embeddings)
     tasks, _ = load_tasks(options.tasks, 1)
     prompts = prompt_states(tasks, contract, config.max_position_embeddings, options.tasks) if "row" in parts else []
-    names, omitted = available(chosen("--columns", options.columns, tuple(COLUMNS)), numeric)
+    names, omitted = available(chosen("--columns", options.columns, tuple(COLUMNS)), numeric, config)
     bench, where = open_bench(options, contract, names)
     baseline = Baseline.of(bench.arms, numeric.dtype)
     measured = measure(bench, lengths, parts)

@@ -36,6 +36,8 @@ from experiments.harness.progress import RowProgress
 from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.tasks import Task
+from experiments.harness.usable import left_out
+from minimodel.checkpoint import open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.numbers import bits
 from stats.panels import length_spread
@@ -109,8 +111,8 @@ class Crossing:
         return [f"{cell.name}/{task.id}" for cell in self.cells for task in self.tasks]
 
 
-def causes_plan(session: BankSession, crossed: list[Cell], rows: int) -> Plan:
-    """Freezes the panel by length spread; answers and outcomes are not read."""
+def causes_plan(session: BankSession, crossed: list[Cell], without: dict[str, str], rows: int) -> Plan:
+    """Freezes the panel by length spread; answers and outcomes are not read. without: reasons by cell left out."""
     bank = session.bank
     prefixes = [bank.prefixes[i] for i in length_spread(bank.lengths(), min(rows, len(bank.prefixes)))]
     tasks, _, data = bank_tasks(session, prefixes)
@@ -122,7 +124,7 @@ def causes_plan(session: BankSession, crossed: list[Cell], rows: int) -> Plan:
         return causes_row(session.models.at(cell.name), cell, task, state, index, oracle, progress)
 
     names = [cell.name for cell in crossed]
-    panel = {**spread_record(prefixes, rows, len(bank.prefixes)), "cells": names}
+    panel = {**spread_record(prefixes, rows, len(bank.prefixes)), "cells": names, "left_out": without}
     return Plan(
         manifest=session.manifest(crossing.row_order(), panel, data, tasks=str(session.options.tasks)),
         preflight=session.options.preflight,
@@ -172,10 +174,13 @@ def queries_alone(session: BankSession, crossed: list[Cell]) -> dict[str, Any]:
 @common_options(preflight=0)
 def main(options: RunOptions, dtypes: tuple[str, ...], named: tuple[str, ...], rows: int, source: Path) -> None:
     def body() -> int:
-        crossed = [cell for cell in cells(dtypes) if cell.kernels in (named or CELLS)]
-        numeric = {cell.name: cell.numeric(options) for cell in crossed}
-        session = open_bank_session("causes", options, [], open_bank(source), numeric=numeric)
-        plan = causes_plan(session, crossed, rows if options.limit is None else min(rows, options.limit))
+        bank = open_bank(source)
+        numeric = {cell.name: cell.numeric(options) for cell in cells(dtypes) if cell.kernels in (named or CELLS)}
+        without = left_out(numeric, open_checkpoint(options.checkpoint).config, "experiments.causes")
+        crossed = [cell for cell in cells(dtypes) if cell.name in numeric and cell.name not in without]
+        numeric = {cell.name: numeric[cell.name] for cell in crossed}
+        session = open_bank_session("causes", options, [], bank, numeric=numeric)
+        plan = causes_plan(session, crossed, without, rows if options.limit is None else min(rows, options.limit))
         return run_plan(plan, options.directory("causes"), options.fresh, options.quiet)
 
     run_command(body, "experiments.causes")

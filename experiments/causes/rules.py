@@ -20,9 +20,10 @@ ULPS = (0, 1, 2, 4)
 def causes_summary(
     rows: Sequence[Row], names: Sequence[str], panel: dict[str, Any], alone: dict[str, Any]
 ) -> dict[str, Any]:
-    """`cells` {CELL: endpoints}, `verdicts` {DTYPE: {cache, suffix: {factor: {necessary, sufficient, evidence}}}},
-    `chunks` {CELL: {CHUNK: ...}}, `oracle` {CELL: ...}, `margins` {CELL: ...}, `alone` (as given, of `causing.alone`).
-    A dtype that lacks one of the four cells which the rule reads has no verdict.
+    """Returns the head and `left_out` {CELL: why this machine cannot run it}, `cells` {CELL: endpoints}, `verdicts`
+    {DTYPE: {cache, suffix: {factor: {necessary, sufficient, evidence}}}}, `chunks` {CELL: {CHUNK: ...}}, `oracle`
+    {CELL: ...}, `margins` {CELL: ...} and `alone` (as given, of `causes.alone`). A dtype that lacks one of the four
+    cells which the rule reads has no verdict.
     """
     by_cell = {name: [row for row in rows if row["cell"] == name] for name in names}
     cells = {name: _cell(found, name) for name, found in by_cell.items()}
@@ -33,6 +34,7 @@ def causes_summary(
         rows,
         {
             "panel": panel_counts(panel),
+            "left_out": panel["left_out"],
             "cells": cells,
             "verdicts": {dtype: verdict(dtype, by_cell) for dtype in dtypes if decided(dtype, names)},
             "chunks": {

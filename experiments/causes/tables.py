@@ -7,6 +7,7 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     """One line per dtype and endpoint, after the head."""
     gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
     lines = [f"causes: {summary['rows']} cell rows, gates {gates}"]
+    lines += [f"left out: {cell}: {reason}" for cell, reason in summary["left_out"].items()]
     for dtype, endpoints in summary["verdicts"].items():
         for endpoint, found in endpoints.items():
             causes = [

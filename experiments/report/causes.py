@@ -3,7 +3,7 @@
 from typing import Any
 
 from experiments.causes.rules import ULPS
-from experiments.report.blocks import Block, Figure, Table, table
+from experiments.report.blocks import Alert, Block, Figure, Table, table
 from experiments.report.plots import log_curves
 from experiments.report.runs import Run
 from experiments.report.values import number, rate, scalar, words
@@ -13,7 +13,9 @@ FACTORS = ("attention", "linear")
 
 def causes_blocks(run: Run, summary: dict[str, Any]) -> list[Block]:
     """Cells, verdicts, chunk curve, oracle distances and margins of a causes run."""
-    blocks: list[Block] = [cells_table(run, summary)]
+    without = summary.get("left_out", {})
+    blocks: list[Block] = [Alert(f"{cell}: {reason}.", "Left out") for cell, reason in without.items()]
+    blocks.append(cells_table(run, summary))
     if summary["verdicts"]:
         blocks.append(verdicts_table(run, summary))
     if summary["chunks"]:

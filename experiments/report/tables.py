@@ -25,7 +25,7 @@ PAIR = {
 TOLD = {
     "fixed_prefix": {"precisions", "cross_precision"},
     "replication": {"interpretation"},
-    "causes": {"cells", "verdicts", "chunks", "oracle", "margins", "alone"},
+    "causes": {"left_out", "cells", "verdicts", "chunks", "oracle", "margins", "alone"},
     "carrier": {"sites", "smallest"},
 }
 

@@ -5,7 +5,9 @@ import pytest
 import experiments.causes.__main__ as causes
 from cache.drift import CacheDrift, compare
 from experiments.causes.cells import FACTORS
+from minimodel import linear_tiled
 from minimodel.numerics import KERNELS
+from minimodel.selfcheck import copies_fault
 from tests.experiments.runs import call, inputs, ledger, open_finished, run
 
 BF16 = ("--dtype", "bf16", "--rows", 2)
@@ -67,6 +69,22 @@ def test_a_kernel_wrongly_called_invariant_fails_its_gate(study, tmp_path, monke
     run(study, "causes", tmp_path / "run", *BF16, "--limit", 1, expected=3)
     failed = {row["cell"] for row in ledger(tmp_path / "run") if not row["gates"]["invariant_exact"]}
     assert "bf16/repeat_kv/plain" in failed and all("/repeat_kv/" in name for name in failed)
+
+
+def test_a_cell_that_this_machine_cannot_run_is_left_out_by_name(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(linear_tiled, "place_does_not_matter", lambda *_: False)
+    monkeypatch.setattr(linear_tiled, "_PLANS", {})
+    copies_fault.cache_clear()
+    done = run(study, "causes", tmp_path / "run", *BF16, "--limit", 1)
+    copies_fault.cache_clear()
+    manifest, rows, summary = open_finished(tmp_path / "run")
+    tiled = {"bf16/repeat_kv/tiled", "bf16/blocked/tiled"}
+    assert set(manifest["panel"]["left_out"]) == set(summary["left_out"]) == tiled
+    assert not tiled & {row["cell"] for row in rows} and len(rows) == 6 and summary["verdicts"] == {}
+    report = (tmp_path / "run" / "report.md").read_text()
+    for cell in tiled:
+        assert f"left out: {cell}: linear kernel tiled: expected invariant rows" in done.output and cell in report
+    assert report.count("**LEFT OUT:**") == 2
 
 
 def test_named_cells_alone_are_run_and_decide_nothing(study, finished, tmp_path):
