@@ -12,7 +12,7 @@ from cache import Boundary, build_incremental, build_live, build_prefill
 from cache.digest import cache_sha256, tensor_sha256
 from decode import Contract, State
 from minimodel import Decoder, NumericContract, load_model
-from tests.helpers import THREADS
+from tests import THREADS
 from tests.tiny import TASK, write_checkpoint
 
 # no deadline: a shared machine may stall any example; derandomised: a failure is there on every run, or on none

@@ -1,7 +1,6 @@
 """Small tools that tests of several rooms share."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from minimodel import NumericContract
+from minimodel.attention_blocked import row_tiles
 from minimodel.errors import InputError
 from minimodel.numbers import bits
-
-# threads of the decoders in this process: one is enough for tiny models; TEST_THREADS=3 runs the same tests under three
-THREADS = int(os.environ.get("TEST_THREADS", "1"))
+from minimodel.proof import thread_counts
 
 
 @contextmanager
@@ -27,6 +26,18 @@ def refused(*parts: str) -> Iterator[None]:
     assert "\n" not in message and len(message) < 1000, f"not one line: {message!r}"
     for part in parts:
         assert part in message, f"{part!r} is missing in {message!r}"
+
+
+def require_blocked_rows(numeric: NumericContract, head_dim: int) -> None:
+    """Skips the test, with the kernel's own reason, where no product of this dtype keeps a row's bits in any place.
+
+    With MKL's reproducibility in force, or with three threads, MKL's FP64 and FP32 products are such on some CPUs.
+    """
+    numeric.apply()
+    try:
+        row_tiles(numeric.torch_dtype, head_dim, numeric.torch_device, thread_counts())
+    except InputError as refusal:
+        pytest.skip(str(refusal))
 
 
 def flip_bit(tensor: Tensor, index: tuple[int, ...]) -> None:

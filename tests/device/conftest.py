@@ -15,8 +15,8 @@ from decode.state import State
 from experiments.harness.options import DEMO
 from experiments.harness.tasks import load_tasks
 from minimodel.numerics import NumericContract
+from tests import THREADS
 from tests.experiments.commands import write_tasks
-from tests.helpers import THREADS
 from tests.tiny import write_checkpoint
 
 NO_GPU = "no CUDA device is present (torch.cuda.is_available() is false)"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from experiments.benchmark.arms import COLUMNS
+from tests import THREADS
 from tests.device.conftest import UnderTest
 from tests.experiments.runs import call, ledger, summary_of
-from tests.helpers import THREADS
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 from minimodel.decoder import Decoder
 from minimodel.load import load_model
 from minimodel.numerics import DTYPES, NumericContract
+from tests import THREADS
 from tests.experiments.commands import write_tasks
-from tests.helpers import THREADS
 from tests.hf import versions
 from tests.hf.inputs import CONTENT, CONTRACT, WIDE, Request, six_blocks
 from tests.hf.reference import Reference

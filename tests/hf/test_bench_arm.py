@@ -13,6 +13,7 @@ from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark.arms import open_ours, open_reference
 from experiments.benchmark.bench import digest, prefilled
 from experiments.benchmark.workload import Workload
+from minimodel.linear_packed import why_not_packed
 from minimodel.numbers import same_bits
 from minimodel.numerics import NumericContract
 from tests.experiments.commands import write_tasks
@@ -40,7 +41,7 @@ def test_whole_benchmark(dtype: str, directory: Path, tmp_path: Path) -> None:
     assert len(rows) == 4
     for name, bits in rows.items():
         assert bits[versions.matching_kernel()] == "equal", name
-        if dtype == "bf16":
+        if dtype == "bf16" and not why_not_packed(torch.bfloat16, torch.device("cpu")):
             assert bits[f"{versions.matching_kernel()}+packed"] == "equal", name
     # controls: another kernel is told apart by what is compared, token by token as in the ledger's line
     for name in ("incremental build, 180 tokens", "matrix row"):

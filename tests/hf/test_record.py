@@ -23,8 +23,8 @@ from experiments.harness.tasks import load_tasks
 from experiments.harness.trace import SCHEMA as TRACE
 from minimodel.load import load_model
 from minimodel.numbers import same_bits
+from tests import THREADS
 from tests.experiments.commands import ROOT
-from tests.helpers import THREADS
 from tests.hf import record, versions
 from tests.hf.conftest import ROWS, numeric
 
