@@ -10,11 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from minimodel import NumericContract
-from minimodel.attention_blocked import row_tiles
 from minimodel.errors import InputError
 from minimodel.numbers import bits
-from minimodel.proof import thread_counts
 
 
 @contextmanager
@@ -26,18 +23,6 @@ def refused(*parts: str) -> Iterator[None]:
     assert "\n" not in message and len(message) < 1000, f"not one line: {message!r}"
     for part in parts:
         assert part in message, f"{part!r} is missing in {message!r}"
-
-
-def require_blocked_rows(numeric: NumericContract, head_dim: int) -> None:
-    """Skips the test, with the kernel's own reason, where no product of this dtype keeps a row's bits in any place.
-
-    With MKL's reproducibility in force, or with three threads, MKL's FP64 and FP32 products are such on some CPUs.
-    """
-    numeric.apply()
-    try:
-        row_tiles(numeric.torch_dtype, head_dim, numeric.torch_device, thread_counts())
-    except InputError as refusal:
-        pytest.skip(str(refusal))
 
 
 def flip_bit(tensor: Tensor, index: tuple[int, ...]) -> None:

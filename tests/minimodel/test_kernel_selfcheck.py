@@ -19,7 +19,7 @@ from minimodel.numbers import bits, same_bits
 from minimodel.selfcheck import prove
 from tests import THREADS
 from tests.conftest import numeric
-from tests.helpers import flip_bit, random_tensor, refused, require_blocked_rows
+from tests.helpers import flip_bit, random_tensor, refused
 from tests.tiny import CONFIG, write_checkpoint
 
 DTYPES = ["bf16", "fp16", "fp32", "fp64"]
@@ -31,9 +31,7 @@ def tiny_config() -> ModelConfig:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_invariant_kernels_pass(dtype: str) -> None:
-    contract = numeric(dtype, kernels="invariant", threads=max(THREADS, 2))
-    require_blocked_rows(contract, tiny_config().head_dim)
-    prove(contract, tiny_config())
+    prove(numeric(dtype, kernels="invariant", threads=max(THREADS, 2)), tiny_config())
 
 
 def _prove_with(monkeypatch: pytest.MonkeyPatch, contract: NumericContract) -> None:
@@ -84,7 +82,6 @@ def test_it_leaves_the_thread_count(tiny_directory: Path) -> None:
 def test_constructions_and_chunkings_agree_in_every_bit(
     tiny_directory: Path, dtype: str, prompt: State, fresh_threads: None
 ) -> None:
-    require_blocked_rows(numeric(dtype, kernels="invariant"), tiny_config().head_dim)
     model = load_model(tiny_directory, numeric(dtype, kernels="invariant"))
     live = build_live(model, prompt)
     others = [

@@ -11,12 +11,13 @@ from minimodel import NumericContract, load_model
 from minimodel.numbers import same_bits
 from minimodel.numerics import DTYPES
 from minimodel.process import in_force, wanted
+from tests import THREADS
 from tests.conftest import numeric
 from tests.helpers import random_tensor, refused
 
 BACKENDS = torch.backends
 TAMPER: dict[str, Callable[[], None]] = {
-    "threads": lambda: torch.set_num_threads(3),
+    "threads": lambda: torch.set_num_threads(THREADS + 2),
     "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("medium"),
     "TF32, old spelling": lambda: setattr(BACKENDS.cuda.matmul, "allow_tf32", True),
     "TF32, new spelling": lambda: setattr(BACKENDS.cuda.matmul, "fp32_precision", "tf32"),
