@@ -51,6 +51,7 @@ class Suffix:
     answer: tuple[int, ...]  # the block's content tokens
     functional_sha256: str  # the record of prefix and suffix, as they entered the decoder
     synchronised: bool  # prefix and suffix entered alike in all physical copies
+    cache_length: int  # tokens in the working cache at the end; the one that ends the answer is not fed
 
     @property
     def blocks(self) -> dict[str, tuple[int, ...]]:
@@ -235,4 +236,5 @@ def suffix_steps(model: Decoder, boundary: BoundaryLike) -> Steps[Suffix]:
         answer=content_of(contract, out.tokens, ANSWER, first_open=False),
         functional_sha256=stepper.record.sha256(),
         synchronised=stepper.record.synchronised,
+        cache_length=len(cache),
     )

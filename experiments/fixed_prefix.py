@@ -7,8 +7,8 @@ incremental is the comparison; precision is what is crossed with it.
 
     python -m experiments.fixed_prefix
 
-runs both precisions over runs/matrix-bf16 into runs/fixed_prefix-bf16-fp32, all rows of the first precision before
-those of the second. `--dtype` once runs that precision alone, twice two in that order.
+runs both precisions over runs/matrix-bf16 into runs/fixed_prefix-bf16-fp32: the preflight rows of both, then all rows
+of the first precision, then those of the second. `--dtype` once runs that precision alone, twice two in that order.
 """
 
 from dataclasses import dataclass
@@ -83,9 +83,10 @@ def fixed_row(model: Decoder, cell: Cell, index: int, progress: RowProgress) -> 
 def fixed_summary(dtypes: tuple[str, ...], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The head over all rows; `dtypes`; `precisions` {DTYPE: a summary like a matrix's}; `cross_precision`.
 
-    The last is null for one precision. It holds `left`, `right`, `rows`, `prefix_identity` {count, n, rate, wilson_95},
-    for suffix, answer, correctness and logits `NAME_disagreement` {n, bf16_count, fp32_count, bf16_only, fp32_only,
-    difference_points (fp32 - bf16), bootstrap_95, bootstrap_note, mcnemar_p}, and
+    The last is null for one precision. It holds `left`, `right`, `rows`, `prefix_identity` and
+    `functional_state_identity` {count, n, rate, wilson_95}, both of which must hold on every row or the run does not
+    pass; for suffix, answer, correctness and logits `NAME_disagreement` {n, bf16_count, fp32_count, bf16_only,
+    fp32_only, difference_points (fp32 - bf16), bootstrap_95, bootstrap_note, mcnemar_p}; and
     `accuracy_difference_of_differences` {n, difference_points, bootstrap_95, bootstrap_note}. Streams of the paper's
     plan: BF16 100; other dtypes take FP32's 101.
     """
@@ -96,7 +97,19 @@ def fixed_summary(dtypes: tuple[str, ...], rows: list[dict[str, Any]]) -> dict[s
         blocks[dtype] = run_summary("fixed_prefix", dtype, mine, pair_summary(mine, "incremental", "prefill", stream))
     crossed = cross_precision(rows, *dtypes, arms=("incremental", "prefill")) if len(dtypes) == 2 else None
     endpoints = {"dtypes": list(dtypes), "precisions": blocks, "cross_precision": crossed}
-    return run_summary("fixed_prefix", "-".join(dtypes), rows, endpoints)
+    summary = run_summary("fixed_prefix", "-".join(dtypes), rows, endpoints)
+    return {**summary, **crossing_fault(crossed)}
+
+
+def crossing_fault(crossed: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the summary's verdict where the two precisions were not given one functional state per row; else {}."""
+    if crossed is None or not crossed["rows"]:
+        return {}
+    held = min(crossed[name]["count"] for name in ("prefix_identity", "functional_state_identity"))
+    if held == crossed["rows"]:
+        return {}
+    found = f"{crossed['left']} and {crossed['right']} hold one functional state on {held} of {crossed['rows']} rows"
+    return {"passed": False, "no_result": f"{found} only"}
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
@@ -113,7 +126,8 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def fixed_plan(session: BankSession, dtypes: tuple[str, ...]) -> Plan:
-    """All rows of the first precision, then all of the second; the preflight is the first rows of each."""
+    """All rows of the first precision, then all of the second; the preflight is the first rows of each, and is decoded
+    before all others."""
     bank = session.bank
     states = session.states(bank.prefixes)
     tasks, _, data = bank_tasks(session, bank.prefixes)

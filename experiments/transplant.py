@@ -26,6 +26,7 @@ from experiments.harness.summary import run_summary
 from experiments.harness.tasks import RowName
 from experiments.report.closing import donor_line
 from minimodel.errors import InputError
+from stats.intervals import Z_TRANSPLANT, wilson
 from stats.panels import stratified_spread
 
 WANTED = {"divergent": 24, "exact": 8}
@@ -54,12 +55,14 @@ def select(bank: Bank, strata: dict[str, str]) -> list[Prefix]:
 
 
 def transplant_summary(dtype: str, panel: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The head and the gates; `panel` {wanted, available, selected}; `strata` {STRATUM: {rows, reproduced}};
-    `endpoints` and `grid` (see `six_arms.donor_summary`); then incremental against prefill as in a matrix, unscored."""
+    """The head and the gates; `panel` {wanted, available, selected}; `strata` {STRATUM: {rows, reproduced}}, an
+    endpoint; `endpoints` and `grid` (see `six_arms.donor_summary`); then incremental against prefill as in a matrix,
+    unscored."""
     strata = {}
     for stratum in panel["wanted"]:
         mine = [row for row in rows if row.get("stratum") == stratum]
-        reproduced = sum(bool(row["gates"]["stratum_reproduced"]) for row in mine)
+        kept = [row["stratum_reproduced"] for row in mine if "stratum_reproduced" in row]
+        reproduced = wilson(sum(kept), len(kept), Z_TRANSPLANT).as_dict()
         strata[stratum] = {"rows": len(mine), "reproduced": reproduced}
     _, endpoints = donor_summary(rows)
     return run_summary("transplant", dtype, rows, {"panel": panel_counts(panel), "strata": strata, **endpoints})
@@ -76,7 +79,7 @@ def transplant_plan(session: BankSession, dtype: str, strata: dict[str, str], le
     return Plan(
         manifest=session.manifest([prefix.row for prefix in chosen], panel),
         preflight=session.options.preflight,
-        gates=(*GATES, "stratum_reproduced"),
+        gates=GATES,
         task=lambda index: RowName(chosen[index].row),
         decode=lambda i, progress: six_arm_row(model, chosen[i], states[i], i, progress, strata[chosen[i].row]),
         model=lambda index: model,

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from stats.intervals import Z_TRANSPLANT, Proportion, wilson
 
 STRONG = "strong replication"
-CONDITIONAL = "conditional replication, underpowered controls"
+CONDITIONAL = "conditional replication with an underpowered control stratum"
 CHECKPOINT_SENSITIVE = "checkpoint-sensitive recovery"
 PROCEDURAL_FAILURE = "procedural-control failure"
 UNDERPOWERED = "divergence-underpowered"
+
+PRECEDENCE = (PROCEDURAL_FAILURE, CHECKPOINT_SENSITIVE, UNDERPOWERED, CONDITIONAL, STRONG)
+"""The labels in the order in which `interpretation` tries them."""
 
 LEAST_DIVERGENT = 12
 LEAST_EXACT = 6
@@ -112,12 +115,12 @@ def interpretation(divergent: int, exact: int, recovered: int, novel: int) -> st
        trajectories, so that neither recovery nor its failure can be read;
     2. any unrecovered divergent row: checkpoint-sensitive recovery. "Any" failure refutes complete recovery, however
        few rows there are;
-    3. fewer than 12 divergent rows: divergence-underpowered. Only now can small numbers be what stands in the way;
-    4. fewer than 6 exact rows: conditional replication, underpowered controls;
+    3. fewer than 12 divergent rows: divergence-underpowered;
+    4. fewer than 6 exact rows: conditional replication with an underpowered control stratum;
     5. otherwise: strong replication.
 
-    So a failure goes before a lack of power (a single counterexample is evidence, the absence of one among few rows
-    is not), and each label after the first says that those before it do not hold.
+    So a failure goes before a lack of power: a single counterexample is evidence, the absence of one among few rows
+    is not. A later label implies that the conditions of the earlier ones were false.
     """
     assert 0 <= recovered <= divergent and 0 <= novel <= exact, (
         "counts of a panel: recovered of divergent, novel of exact"

@@ -39,6 +39,17 @@ STREAMS: dict[str, int] = {
 
 REPLICATES = 20_000
 BLOCK = 1_000
+
+UNCERTAINTY: dict[str, object] = {
+    "accuracy": f"{REPLICATES:,} paired-problem percentile bootstrap replicates",
+    "binary_rates": "Wilson 95% intervals",
+    "bootstrap_seed": SEED,
+    "bootstrap_streams": STREAMS,
+    "directional_side_read": "exact two-sided McNemar test",
+    "matrix_wilson_z": Z_MATRIX,
+    "transplant_wilson_z": Z_TRANSPLANT,
+}
+"""The frozen plan's `uncertainty`, key for key."""
 _DRAWS_AT_ONCE = 4_000_000
 
 

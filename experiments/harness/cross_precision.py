@@ -17,16 +17,18 @@ DIFFERS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
 
 
 def cross_precision(rows: Sequence[Row], left: str, right: str, arms: tuple[str, str]) -> dict[str, Any]:
-    """The block `cross_precision`: right minus left in points, paired by row, for the disagreement of the two `arms`.
+    """Returns the block `cross_precision`: right minus left in points, paired by row, for the disagreement of `arms`.
 
     left, right: dtypes; the paper's are bf16 and fp32. Rows that failed closed in either precision are left out, and
-    `rows` says how many remain; `prefix_identity` counts rows of one integer prefix, its `rate` being the identity.
+    `rows` says how many remain. `prefix_identity` counts rows with one integer prefix in both precisions;
+    `functional_state_identity` those whose arms were all given the same tokens, roles, positions and mask rows.
     """
     sides = [{row["row"]: row for row in rows if row["dtype"] == dtype and row["arms"]} for dtype in (left, right)]
     joined = [(sides[0][name], sides[1][name]) for name in sides[0] if name in sides[1]]
     if not joined:
         return {"left": left, "right": right, "comparison": ":".join(arms), "rows": 0}
     same = [a["prefix"] == b["prefix"] for a, b in joined]
+    states = [{row["arms"][arm]["boundary_state_sha256"] for row in pair for arm in arms} for pair in joined]
     name = ":".join(arms)
     labels = [[[row["arms"][arm]["correct"] for row in side] for arm in arms] for side in zip(*joined)]
     effect = difference_of_differences(
@@ -46,6 +48,7 @@ def cross_precision(rows: Sequence[Row], left: str, right: str, arms: tuple[str,
         "comparison": name,
         "rows": len(joined),
         "prefix_identity": wilson(sum(same), len(same), Z_MATRIX).as_dict(),
+        "functional_state_identity": wilson(sum(len(one) == 1 for one in states), len(states), Z_MATRIX).as_dict(),
         **reductions,
         "accuracy_difference_of_differences": effect.as_dict(),
     }

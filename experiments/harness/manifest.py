@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cache.build import COPIES
 from decode.contract import Contract
 from experiments.harness.rundir import INFORMATION
 from minimodel.checkpoint import Checkpoint, file_digests
 from minimodel.machine import machine_record
 from minimodel.numerics import NumericContract
+from stats.donors import LEAST_DIVERGENT, LEAST_EXACT, PRECEDENCE
+from stats.intervals import BLOCK, REPLICATES, UNCERTAINTY
 
 SCHEMA = "stage-replay-run-v1"
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -53,6 +56,7 @@ def build_manifest(
         "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
         **({} if contract is None else _contract_entries(contract)),
         "preflight": preflight,
+        "plan": plan_record(),
         "panel": panel or {},
         "row_order": row_order,
         INFORMATION: {
@@ -70,6 +74,20 @@ def _contract_entries(contract: Contract) -> dict[str, Any]:
         "caps": {"branch": contract.caps[1], "merge": contract.caps[4], "answer": contract.caps[5]},
         "visibility": [list(row) for row in contract.rules.visibility],
         "role_offset": contract.rules.role_offset,
+    }
+
+
+def plan_record() -> dict[str, Any]:
+    """Returns what is frozen before the first row, whatever the rows will say: the uncertainty of every endpoint, the
+    interpretation of a replication, and greedy decoding. The selection rule and its rows stand in `panel`."""
+    return {
+        "uncertainty": {**UNCERTAINTY, "bootstrap_replicates": REPLICATES, "bootstrap_block": BLOCK},
+        "interpretation": {
+            "precedence": list(PRECEDENCE),
+            "least_divergent": LEAST_DIVERGENT,
+            "least_exact": LEAST_EXACT,
+        },
+        "decode": {"greedy": True, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "ties": "lowest id", "copies": COPIES},
     }
 
 

@@ -22,7 +22,8 @@ def prefix_entry(state: State) -> dict[str, Any]:
 
 
 def arm_entry(arm: Arm, task: Task | RowName) -> dict[str, Any]:
-    """The row's `arms[NAME]`. `margin` is the boundary's own, `margins` one a suffix token (null where forced).
+    """Returns the row's `arms[NAME]`. `margin` is the boundary's, `margins` has one entry per suffix token (null where
+    it is forced). `post_decode_length`: tokens in the working cache after the suffix.
 
     `scored` and `correct` are there for a task only; a row known by name alone is not scored.
     """
@@ -44,6 +45,8 @@ def arm_entry(arm: Arm, task: Task | RowName) -> dict[str, Any]:
         "boundary_state_sha256": arm.boundary.record.sha256(),
         "suffix_state_sha256": suffix.functional_sha256,
         "geometry": _common_geometry(arm.boundary),
+        "logits_geometry": geometry(arm.boundary.logits),
+        "post_decode_length": suffix.cache_length,
     }
 
 
@@ -64,10 +67,11 @@ def _common_geometry(boundary: Boundary) -> dict[str, Any]:
 
 
 def comparison_entry(left: Arm, right: Arm, arms: dict[str, Any]) -> dict[str, Any]:
-    """The row's `comparisons["LEFT:RIGHT"]`.
+    """Returns the row's `comparisons["LEFT:RIGHT"]`.
 
-    `answer_equal`: both answer blocks state the same answer, or state none in the same tokens. It and `correct_equal`
-    are there for scored arms only. `suffix.tops`: both arms' best logit at the first divergence, null where a token is
+    An answer is read in two ways. `answer_tokens_equal`: the answer blocks are equal token for token. `answer_equal`:
+    they state the same letter or number, or state none in the same tokens; it and `correct_equal` are there for scored
+    arms only. `suffix.tops`: both arms' best logit at the first divergence, null where a token is
     forced or missing; with the margins it says how many units in the last place the choice was apart.
     """
     mine, theirs = arms[left.name], arms[right.name]
@@ -82,6 +86,7 @@ def comparison_entry(left: Arm, right: Arm, arms: dict[str, Any]) -> dict[str, A
             "tops": [_at(arm.suffix.tops, divergence) for arm in (left, right)],
         },
         "merge_equal": mine["merge"] == theirs["merge"],
+        "answer_tokens_equal": mine["answer"] == theirs["answer"],
         **_scores_equal(mine, theirs),
         "argmax_equal": mine["argmax"] == theirs["argmax"],
     }

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,18 @@ class RunDirectory:
         append_row(self.path / ROWS, row)
         self._written.append(None)
         append_line(self.path / TIMING, canonical(timing))
+
+    def put_aside(self, rows: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+        """Writes finished rows and their timings to a partial ledger, where they wait for the rows before them."""
+        if not rows:
+            return
+        ledger = partial.PartialLedger(self.path, 0)
+        try:
+            for row, timing in rows:
+                ledger.append(row, timing)
+        finally:
+            ledger.close()
+        self.look_again()
 
     def take(self, index: int) -> dict[str, Any] | None:
         """Returns row `index` if it is there. A row in a partial ledger is first appended to `rows.jsonl`."""

@@ -7,7 +7,8 @@ from experiments.harness.exits import DONE, GATE_FAILED, one_line, say
 from experiments.harness.progress import Progress
 from experiments.harness.rowloop import Plan, Row, decode_rows, preflight_failure
 from experiments.harness.rundir import RunDirectory
-from experiments.harness.sharding import follow, informing, lead, missing, phases, take_over
+from experiments.harness.sharding import follow, informing, lead, missing, phases, take_over, waiting_failure
+from experiments.report.closing import withheld
 from experiments.report.sections import run_report
 
 
@@ -49,7 +50,7 @@ def _run(plan: Plan, directory: RunDirectory, job: ranks.Ranks | None, quiet: bo
         return GATE_FAILED
     summary = plan.summarise(directory.written())
     directory.finish(summary, run_report(directory.manifest, summary))
-    for line in plan.closing(summary):
+    for line in plan.closing(summary) if summary["no_result"] is None else [withheld(summary)]:
         say(line)
     say(f"run: {out}")
     for line in plan.notes():
@@ -58,15 +59,16 @@ def _run(plan: Plan, directory: RunDirectory, job: ranks.Ranks | None, quiet: bo
 
 
 def _run_rows(plan: Plan, directory: RunDirectory, progress: Progress) -> str:
-    """Decodes the missing rows; a text when the preflight failed, naming row and gates."""
-    stopped = take_over(plan, directory, 0)
+    """Decodes the missing rows, the preflight first; returns a text, naming row and gates, when it failed."""
+    stopped = take_over(plan, directory, 0) or waiting_failure(plan, directory)
     for rows in [] if stopped else phases(plan, missing(plan, directory)):
         stopped = stopped or _append_in_order(plan, directory, progress, rows)
     return stopped
 
 
 def _append_in_order(plan: Plan, directory: RunDirectory, progress: Progress, rows: list[int]) -> str:
-    """Decodes rows and writes each once all before it are there; a text when one of the preflight failed."""
+    """Decodes rows and writes each once all before it are there; those that wait for rows of a later phase are put
+    aside. Returns a text when a row of the preflight failed."""
     done: dict[int, tuple[Row, Row]] = {}
     try:
         for index, row, timing in decode_rows(plan, rows, progress, informing(directory, progress)):
@@ -78,10 +80,11 @@ def _append_in_order(plan: Plan, directory: RunDirectory, progress: Progress, ro
                 stopped = preflight_failure(plan, first, row) or take_over(plan, directory, directory.length)
                 if stopped:
                     return stopped
+        directory.put_aside([done.pop(index) for index in sorted(done)])
     finally:
         if done:
             progress.note(f"{len(done)} rows were done before an earlier one and are not written; they are redone")
-    return ""
+    return waiting_failure(plan, directory)
 
 
 __all__ = ["Plan", "run_plan"]

@@ -1,12 +1,11 @@
 """Rows of one run shared out over ranks, to the bytes that a single process writes.
 
 Rank 0 holds the run directory. It first takes over whatever earlier jobs left in partial ledgers, then tells which rows
-are left. These go in phases: rows that must pass before later ones are decoded, then later ones. Within a phase the
+are left. These go in two phases: the preflight, wherever its rows stand, and then the others. Within a phase the
 n-th row left goes to rank n modulo the number of ranks, which appends it to a partial ledger of its own. After each
 phase rank 0 moves rows from there to `rows.jsonl` in source order, checks the preflight, and lets the others go on.
 """
 
-import itertools
 import json
 from pathlib import Path
 
@@ -23,7 +22,7 @@ OPENED, GO, STOP = "opened", "go", "stop"
 
 def lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks) -> str:
     """Rank 0's part; a text, naming row and gates, when the preflight failed."""
-    stopped = take_over(plan, directory, 0)
+    stopped = take_over(plan, directory, 0) or waiting_failure(plan, directory)
     left = [] if stopped else missing(plan, directory)
     job.tell(OPENED, json.dumps(left))
     for stage, rows in enumerate(phases(plan, left)):
@@ -32,7 +31,7 @@ def lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks) ->
             job.hear(_done(stage, other), lambda: progress.counted(job.rows_counted()))
         progress.counted(job.rows_counted())
         directory.look_again()
-        stopped = take_over(plan, directory, directory.length)
+        stopped = take_over(plan, directory, directory.length) or waiting_failure(plan, directory)
         job.tell(_verdict(stage), STOP if stopped else GO)
         if stopped:
             return stopped
@@ -97,11 +96,18 @@ def take_over(plan: Plan, directory: RunDirectory, start: int) -> str:
     return ""
 
 
+def waiting_failure(plan: Plan, directory: RunDirectory) -> str:
+    """Returns a text when a preflight row failed that still waits in a partial ledger for the rows before it."""
+    for index, line in sorted(directory.waiting.items()):
+        if plan.is_preflight(index) and (stopped := preflight_failure(plan, index, line.read()[1])):
+            return stopped
+    return ""
+
+
 def phases(plan: Plan, left: list[int]) -> list[list[int]]:
-    """The rows left, parted wherever the preflight begins or ends in source order."""
-    parts = itertools.groupby(range(plan.total), plan.is_preflight)
-    kept, wanted = [list(part) for _, part in parts], set(left)
-    return [rows for part in kept if (rows := [index for index in part if index in wanted])]
+    """Returns the rows left: those of the preflight, wherever they stand in source order, and then the others."""
+    parts = ([i for i in left if plan.is_preflight(i)], [i for i in left if not plan.is_preflight(i)])
+    return [part for part in parts if part]
 
 
 def _done(stage: int, rank: int) -> str:

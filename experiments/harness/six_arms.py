@@ -51,8 +51,8 @@ def six_arm_row(
 ) -> Steps[dict[str, Any]]:
     """Builds both constructions twice, transplants both ways, decodes six suffixes.
 
-    `stratum`: what an earlier run found the row to be, "divergent" or "exact"; the gate `stratum_reproduced` then asks
-    the same of this run's own baselines.
+    `stratum`: what an earlier run found the row to be, "divergent" or "exact"; `stratum_reproduced` then records
+    whether this run's own baselines are that too. It is an endpoint and not a gate.
     """
     progress.arm("boundary")
     incremental = yield from incremental_steps(model, state)
@@ -76,7 +76,7 @@ def six_arm_row(
     extra: dict[str, Any] = {"raw_argmax": raw, "donor": _outcome(donor)}
     if stratum is not None:
         extra["stratum"] = stratum
-        gates["stratum_reproduced"] = donor.divergent == (stratum == "divergent")
+        extra["stratum_reproduced"] = donor.divergent == (stratum == "divergent")
     return row_entry(RowName(prefix.row), index, state, arms, PAIRS, gates, extra)
 
 

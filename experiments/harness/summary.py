@@ -18,15 +18,18 @@ def gate_counts(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
 
 
 def pair_summary(rows: Sequence[Row], left: str, right: str, stream: int = 0, z: float = Z_MATRIX) -> dict[str, Any]:
-    """Endpoints of one comparison over the rows that hold it; `n` in each says how many those are.
+    """Returns the endpoints of one comparison over the rows that hold it; `n` in each says how many those are.
 
-    Answers, correctness and accuracy (bootstrap stream `stream`) are there where the arms are scored.
+    `answer_tokens_disagreement`: answer blocks that are not equal token for token. Where the arms are scored:
+    `answer_disagreement` (stated letters or numbers), correctness, and accuracy (bootstrap stream `stream`).
+    `first_token_divergence_rows`: rows whose suffixes differ in the first token after the boundary.
     """
     name = f"{left}:{right}"
     kept = [row for row in rows if name in row["comparisons"]]
     pairs = [row["comparisons"][name] for row in kept]
     if not pairs:
         return {"comparison": name, "compared_rows": 0}
+    divergences = [pair["suffix"]["first_divergence"] for pair in pairs]
     scored = {}
     if "correct_equal" in pairs[0]:
         labels = [[row["arms"][arm]["correct"] for row in kept] for arm in (left, right)]
@@ -40,12 +43,33 @@ def pair_summary(rows: Sequence[Row], left: str, right: str, stream: int = 0, z:
         "compared_rows": len(pairs),
         "suffix_disagreement": disagreement([pair["suffix"]["exact"] for pair in pairs], z).as_dict(),
         "merge_disagreement": disagreement([pair["merge_equal"] for pair in pairs], z).as_dict(),
+        "answer_tokens_disagreement": disagreement([pair["answer_tokens_equal"] for pair in pairs], z).as_dict(),
         **scored,
-        "first_divergence": divergence_spread([pair["suffix"]["first_divergence"] for pair in pairs]).as_dict(),
+        "first_divergence": divergence_spread(divergences).as_dict(),
+        "first_token_divergence_rows": divergences.count(0),
         "cache": _drift([pair["cache"] for pair in pairs]),
         "logits": _drift([pair["logits"] for pair in pairs]),
         "argmax_equal_rows": sum(pair["argmax_equal"] for pair in pairs),
     }
+
+
+def no_result(rows: Sequence[Row]) -> str | None:
+    """Returns why endpoints over these rows are no result; None where every row passed every gate."""
+    if not rows:
+        return "no row was decoded"
+    failed = [row for row in rows if not row["passed"]]
+    if not failed:
+        return None
+    gates = {name: count["of"] - count["passed"] for name, count in gate_counts(rows).items()}
+    counts = ", ".join(f"{name} on {count}" for name, count in gates.items() if count)
+    kept = sum("failure" not in row for row in rows)
+    return f"gates failed on {len(failed)} of {len(rows)} rows ({counts}); endpoints are over {kept} rows"
+
+
+def withheld(summary: dict[str, Any]) -> str:
+    """Returns the closing line of a run whose endpoints are no result."""
+    head = f"{summary['experiment']} {summary['dtype']}: {summary['rows']} rows"
+    return f"{head}, gates FAILED on {len(summary['failed_rows'])} rows; endpoints withheld: {summary['no_result']}"
 
 
 def _drift(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -62,7 +86,10 @@ def _drift(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_summary(experiment: str, dtype: str, rows: Sequence[Row], endpoints: dict[str, Any]) -> dict[str, Any]:
-    """The summary's head, common to all experiments, and the experiment's own endpoints."""
+    """Returns the summary's head, common to all experiments, and the experiment's own endpoints.
+
+    `no_result`: null, or why the endpoints are no result, and over how many rows they were computed.
+    """
     prefixes = [row["prefix"]["length"] for row in rows if "prefix" in row]
     return {
         "experiment": experiment,
@@ -71,6 +98,7 @@ def run_summary(experiment: str, dtype: str, rows: Sequence[Row], endpoints: dic
         "passed": bool(rows) and all(row["passed"] for row in rows),
         "failed_rows": [row_key(row) for row in rows if not row["passed"]],
         "gates": gate_counts(rows),
+        "no_result": no_result(rows),
         "prefix_length": {"median": statistics.median(prefixes), "min": min(prefixes), "max": max(prefixes)}
         if prefixes
         else None,

@@ -1,8 +1,8 @@
 """Each ledger's line in the release's columns (the release "stage-replay-artifacts" v1.0.0).
 
-What ours has no word for takes the release's meaning: `source_row_sha256` is the digest of our ledger's row,
-`trace_equal` that the whole suffixes are equal, `all_48_...` that every layer is, `checkpoint_alias` C0 for the
-transplants and C1 for the replication.
+What our ledger has no field for takes the release's meaning. `source_row_sha256`: the digest of our ledger's row.
+`trace_equal`: the whole suffixes are equal. `answer_equal`: the answer blocks are equal token for token. `all_48_...`:
+every layer. `checkpoint_alias`: C0 for the transplants, C1 for the replication.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def matrix_line(row: Row, dtype: str, left: str) -> Line:
         "first_suffix_divergence_index": pair["suffix"]["first_divergence"],
         "trace_equal": pair["suffix"]["exact"],
         "merge_equal": pair["merge_equal"],
-        "answer_equal": pair["answer_equal"],
+        "answer_equal": pair["answer_tokens_equal"],
         f"{left}_correct": arms[left]["correct"],
         "prefill_correct": arms["prefill"]["correct"],
         "integrity_pass": row["passed"],
@@ -70,8 +70,7 @@ def bridge_line(row: Row) -> Line:
         "historical_prefix_sha256": saved["sha256"],
         "live_matches_historical_prefix": saved["agrees"],
         "boundary_cache_sequence_len": row["boundary_length"],
-        # the token that ends the answer is never fed
-        "post_decode_cache_sequence_len": row["boundary_length"] + len(arms["live"]["suffix"]) - 1,
+        "post_decode_cache_sequence_len": arms["live"]["post_decode_length"],
         **clones,
         "functional_state_equal": row["gates"]["functional_state"],
         "all_storage_disjoint": row["gates"]["storage_disjoint"],
@@ -97,7 +96,7 @@ def transplant_line(row: Row, alias: str, basis: str) -> Line:
         "selection_index": row["index"],
         "selection_basis": basis,
         "historical_stratum": STRATA[row.get("stratum", "")],
-        "historical_stratum_reproduced": gates.get("stratum_reproduced", True),
+        "historical_stratum_reproduced": row.get("stratum_reproduced", True),
         **_prefix(row),
         "incremental_replica_exact": gates["replica_incremental"],
         "prefill_replica_exact": gates["replica_prefill"],

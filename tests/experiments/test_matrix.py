@@ -41,7 +41,12 @@ def test_a_row_has_the_four_arms_three_comparisons_and_every_gate(finished):
         assert row["comparisons"]["live:live_replica"]["cache"]["differing"] == 0
         assert row["arms"]["live"]["cache_sha256"] == row["arms"]["live_replica"]["cache_sha256"]
         assert row["arms"]["live"]["cache_sha256"] != row["arms"]["prefill"]["cache_sha256"]
-    assert summary["passed"] and summary["suffix_disagreement"]["n"] == ROWS
+        for arm in row["arms"].values():
+            assert arm["logits_geometry"]["shape"] == [2, 288] and arm["logits_geometry"]["dtype"] == "bfloat16"
+            assert arm["logits_geometry"]["device"] == "cpu" and len(arm["logits_geometry"]["stride"]) == 2
+            # every suffix token but the one that ends the answer was fed
+            assert arm["post_decode_length"] == row["prefix"]["length"] + len(arm["suffix"]) - 1
+    assert summary["passed"] and summary["suffix_disagreement"]["n"] == ROWS and summary["no_result"] is None
     assert (finished / "report.md").read_text().startswith("# matrix, bf16")
     assert len((finished / "timing.jsonl").read_text().splitlines()) == ROWS
 
@@ -59,6 +64,15 @@ def test_the_manifest_names_everything_that_decides_a_bit(finished):
         "role_embedding.safetensors",
     }
     assert manifest["caps"] == {"branch": 10, "merge": 12, "answer": 6}
+    plan = manifest["plan"]
+    assert plan["uncertainty"]["bootstrap_seed"] == 20260728 and plan["uncertainty"]["bootstrap_replicates"] == 20_000
+    assert plan["uncertainty"]["bootstrap_streams"]["cross_suffix"] == 20
+    assert plan["uncertainty"]["matrix_wilson_z"] == 1.96
+    assert plan["interpretation"]["least_divergent"] == 12 and plan["interpretation"]["least_exact"] == 6
+    assert plan["interpretation"]["precedence"][0] == "procedural-control failure"
+    assert {key: plan["decode"][key] for key in ("temperature", "top_p", "top_k", "copies")} == {
+        "temperature": 0.0, "top_p": 1.0, "top_k": 0, "copies": 2
+    }  # fmt: skip
 
 
 def test_the_same_command_twice_writes_the_same_bytes(inputs, finished, tmp_path):

@@ -1,5 +1,6 @@
 """A matrix row that fails a gate ends the run."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,10 @@ def test_a_gate_that_fails_ends_the_run_with_code_3(inputs, tmp_path):
         )
         assert done.returncode == 3, done.stderr
         assert (tmp_path / f"p{preflight}/rows.jsonl").read_bytes().count(b"\n") == rows
-    assert "gates FAILED on 5 rows" in done.stdout
+    assert "gates FAILED on 5 rows; endpoints withheld: gates failed on 5 of 5 rows" in done.stdout
+    assert "disagree" not in done.stdout, "an endpoint of a failed run"
+    summary = json.loads((tmp_path / "p0/summary.json").read_text())
+    assert summary["no_result"].endswith("endpoints are over 5 rows") and not summary["passed"]
     assert "gates failed on 5 of 5 rows" in (tmp_path / "p0/report.md").read_text()
 
 

@@ -70,6 +70,7 @@ def ledger_rows(divergent: int, exact: int, unrecovered: int = 0, novel: int = 0
             "logits": drift,
             "suffix": {"exact": prefill == [1], "first_divergence": 0 if prefill == [2] else None},
             "merge_equal": prefill == [1],
+            "answer_tokens_equal": prefill == [1],
             "argmax_equal": True,
         }
         rows.append(

@@ -93,7 +93,8 @@ def record_suffix(reference: Reference, recorded: Recorded) -> Suffix:
     contract = boundary.state.contract
     feeder = Feeder(reference, copy.deepcopy(recorded.cache), list(boundary.state.roles), boundary.record.copy())
     out = decode(feeder, contract, boundary.state.structure, boundary.logits, lambda structure: structure.done)
-    snapshot(feeder.cache).require_equal_copies()
+    ended = snapshot(feeder.cache)
+    ended.require_equal_copies()
     if not snapshot(recorded.cache).equals(boundary.cache):
         raise RowFailure("DynamicCache: expected the boundary's bits after a continuation, found others")
     return Suffix(
@@ -104,6 +105,7 @@ def record_suffix(reference: Reference, recorded: Recorded) -> Suffix:
         answer=content_of(contract, out.tokens, ANSWER, first_open=False),
         functional_sha256=feeder.record.sha256(),
         synchronised=feeder.record.synchronised,
+        cache_length=len(ended),
     )
 
 

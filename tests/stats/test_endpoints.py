@@ -115,7 +115,7 @@ def test_donor_endpoints_without_rows_or_without_a_stratum() -> None:
 
 def test_the_papers_replication_is_conditional() -> None:
     endpoints = donor_endpoints([SWITCHED] * 43 + [EXACT] * 5)
-    assert interpret(endpoints) == CONDITIONAL == "conditional replication, underpowered controls"
+    assert interpret(endpoints) == CONDITIONAL == "conditional replication with an underpowered control stratum"
 
 
 @pytest.mark.parametrize(
