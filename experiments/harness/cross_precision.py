@@ -1,9 +1,10 @@
-"""Two precisions over one set of fixed prefixes: what the change of precision does to each disagreement (paper,
-section 3.4)."""
+"""Two precisions joined by row: what the change of precision does to each disagreement on fixed prefixes (paper,
+section 3.4), and how many prefixes two matrices share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from experiments.harness.ledger import row_key
 from stats.endpoints import compare_labels, difference_of_differences
 from stats.intervals import STREAMS, Z_MATRIX, wilson
 
@@ -51,4 +52,29 @@ def cross_precision(rows: Sequence[Row], left: str, right: str, arms: tuple[str,
         "functional_state_identity": wilson(sum(len(one) == 1 for one in states), len(states), Z_MATRIX).as_dict(),
         **reductions,
         "accuracy_difference_of_differences": effect.as_dict(),
+    }
+
+
+def matched_prefixes(left: Sequence[Row], right: Sequence[Row], dtypes: tuple[str, str]) -> dict[str, Any]:
+    """Joins two matrices by row and counts the rows whose boundary prefixes are identical (paper, section 3.3).
+
+    left, right: the rows of a matrix in each of `dtypes`; rows that failed closed are left out, `rows` says how many
+    remain. `reading`: what a difference between the endpoints of the two may be called.
+    """
+    sides = [{row_key(row): row["prefix"] for row in rows if "prefix" in row} for rows in (left, right)]
+    joined = [key for key in sides[0] if key in sides[1]]
+    same = sum(sides[0][key] == sides[1][key] for key in joined)
+    identity = f"{dtypes[0]} and {dtypes[1]} reached one integer prefix on {same} of {len(joined)} rows"
+    reading = (
+        f"{identity}: the difference of their endpoints is a fixed-prefix precision effect."
+        if joined and same == len(joined)
+        else f"{identity}: the difference of their endpoints is a precision-surface comparison and not a fixed-prefix "
+        "precision effect."
+    )
+    return {
+        "left": dtypes[0],
+        "right": dtypes[1],
+        "rows": len(joined),
+        "prefix_identity": wilson(same, len(joined), Z_MATRIX).as_dict(),
+        "reading": reading,
     }

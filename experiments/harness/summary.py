@@ -66,12 +66,6 @@ def no_result(rows: Sequence[Row]) -> str | None:
     return f"gates failed on {len(failed)} of {len(rows)} rows ({counts}); endpoints are over {kept} rows"
 
 
-def withheld(summary: dict[str, Any]) -> str:
-    """Returns the closing line of a run whose endpoints are no result."""
-    head = f"{summary['experiment']} {summary['dtype']}: {summary['rows']} rows"
-    return f"{head}, gates FAILED on {len(summary['failed_rows'])} rows; endpoints withheld: {summary['no_result']}"
-
-
 def _drift(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def median(key: str) -> float | None:
         values = [entry[key] for entry in entries if entry[key] is not None]

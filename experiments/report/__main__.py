@@ -18,7 +18,7 @@ from experiments.harness.exits import DONE, GATE_FAILED, run_command, say
 from experiments.report.blocks import Report
 from experiments.report.overview import contract_section, environment, glance
 from experiments.report.rows import row_entries
-from experiments.report.runs import Run, find_runs, read_runs
+from experiments.report.runs import Run, find_runs, matched_matrices, read_runs
 from experiments.report.sections import experiment_section, group
 from experiments.report.side_by_side import side_by_side
 from experiments.report.write import write_report
@@ -57,6 +57,8 @@ def main(runs: tuple[Path, ...], out: Path) -> None:
         faults = [fault for run in read for fault in run.faults()]
         for fault in faults:
             say(f"FAILED: {fault}")
+        for _, _, block in matched_matrices(read):
+            say(f"matrices: {block['reading']}")
         say(f"report: {page}")
         return GATE_FAILED if faults else DONE
 

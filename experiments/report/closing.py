@@ -11,6 +11,11 @@ def outcome(summary: dict[str, Any]) -> str:
     return f"{summary['experiment']} {summary['dtype']}: {summary['rows']} rows, gates {gates}"
 
 
+def withheld(summary: dict[str, Any]) -> str:
+    """Returns the closing line of a run whose endpoints are no result."""
+    return f"{outcome(summary)}; endpoints withheld: {summary['no_result']}"
+
+
 def closing_line(summary: dict[str, Any]) -> str:
     """The line for one comparison."""
     head = outcome(summary)

@@ -1,11 +1,13 @@
 """Run directories read back for the report, with a line for each fault."""
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.cross_precision import matched_prefixes
 from experiments.harness.exits import readable
 from experiments.harness.ledger import row_key
 from experiments.harness.reader import read_run
@@ -145,3 +147,13 @@ def _pairs(run: Run, block: dict[str, Any], dtype: str) -> Iterator[Pair]:
 def is_pair(block: dict[str, Any]) -> bool:
     """Whether the block is one comparison's endpoints, over at least one row."""
     return bool(block.get("compared_rows")) and "suffix_disagreement" in block and "comparison" in block
+
+
+def matched_matrices(runs: Sequence[Run]) -> Iterator[tuple[Run, Run, dict[str, Any]]]:
+    """Yields every two finished matrices of one task file and checkpoint in two precisions, with their joined prefixes
+    (`cross_precision.matched_prefixes`)."""
+    matrices = [run for run in runs if run.experiment == "matrix" and run.rows and run.summary is not None]
+    for left, right in itertools.combinations(matrices, 2):
+        same = all(left.manifest.get(key) == right.manifest.get(key) for key in ("tasks_sha256", "checkpoint"))
+        if same and left.dtypes != right.dtypes:
+            yield left, right, matched_prefixes(left.rows, right.rows, (left.dtypes[0], right.dtypes[0]))

@@ -17,7 +17,14 @@ from experiments.report.grids import TRANSPLANTS, transplant_figure
 from experiments.report.markdown import render_markdown
 from experiments.report.plots import accuracy_figure, divergence_figure, drift_figure, rates_figure
 from experiments.report.runs import Pair, Run, pairs
-from experiments.report.tables import all_values, crossing_table, further_tables, gate_table, pair_tables
+from experiments.report.tables import (
+    all_values,
+    crossing_table,
+    further_tables,
+    gate_table,
+    matched_prefix_blocks,
+    pair_tables,
+)
 from experiments.report.values import words
 from experiments.report.why import why_blocks
 
@@ -87,9 +94,10 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
     The drawings stand after the paper's tables.
     """
     compared = [pair for run in runs for pair in pairs(run)]
-    blocks: list[Block] = [*_shortfalls(runs), *_interpretations(runs)]
+    blocks: list[Block] = [*_no_results(runs), *_shortfalls(runs), *_interpretations(runs)]
     blocks += further_tables(runs, lambda key: key in LEADING)
     blocks += pair_tables(compared)
+    blocks += matched_prefix_blocks(runs)
     blocks += [crossing_table(run) for run in runs if ((run.summary or {}).get("cross_precision") or {}).get("rows")]
     blocks += cautions([run.summary or {} for run in runs])
     blocks += drawings
@@ -104,6 +112,11 @@ def run_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
     run = Run(Path(), experiment, "run", manifest, [], summary, [])
     blocks = [*head_blocks(manifest, summary), gate_table([run]), *endpoint_blocks(experiment, [run])]
     return render_markdown(Report(f"{experiment}, {summary['dtype']}", tuple(blocks)), drawings=False)
+
+
+def _no_results(runs: Sequence[Run]) -> list[Block]:
+    reasons = [(run, (run.summary or {}).get("no_result")) for run in runs]
+    return [Alert(f"{run.name}: {reason}", "The endpoints are no result") for run, reason in reasons if reason]
 
 
 def _shortfalls(runs: Sequence[Run]) -> list[Block]:

@@ -3,17 +3,19 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.report.blocks import Block, Cell, Link, Table, table
-from experiments.report.runs import Pair, Run
+from experiments.report.blocks import Block, Cell, Link, Paragraph, Table, table
+from experiments.report.runs import Pair, Run, matched_matrices
 from experiments.report.values import change, describe, entries, leaves, number, rate, words
 
-HEAD = {"experiment", "dtype", "rows", "passed", "failed_rows", "gates"}
+HEAD = {"experiment", "dtype", "rows", "passed", "failed_rows", "gates", "no_result"}
 PAIR = {
     "comparison",
     "compared_rows",
     "suffix_disagreement",
     "merge_disagreement",
     "answer_disagreement",
+    "answer_tokens_disagreement",
+    "first_token_divergence_rows",
     "correctness_disagreement",
     "accuracy",
     "first_divergence",
@@ -69,6 +71,7 @@ def pair_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("suffix disagreement", rate(summary["suffix_disagreement"])),
         ("merge disagreement", rate(summary["merge_disagreement"])),
+        ("answer disagreement, token for token", rate(summary["answer_tokens_disagreement"])),
         *(_scored_rows(summary) if "accuracy" in summary else []),
         (
             "first divergence, tokens after the boundary",
@@ -76,10 +79,13 @@ def pair_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             if divergence["median"] is not None
             else "no row diverges",
         ),
+        ("diverge at the first suffix token", f"{summary['first_token_divergence_rows']}/{n}"),
         ("boundary cache bit-exact", f"{drift['exact_rows']}/{n}"),
         ("boundary cache relative L2, median", number(drift["relative_l2_median"])),
         ("boundary cache largest difference, median", number(drift["max_abs_median"])),
         ("boundary logits bit-exact", f"{logits['exact_rows']}/{n}"),
+        ("boundary logits relative L2, median", number(logits["relative_l2_median"])),
+        ("boundary logits largest difference, median", number(logits["max_abs_median"])),
         ("boundary argmax equal", f"{summary['argmax_equal_rows']}/{n}"),
     ]
 
@@ -88,7 +94,7 @@ def _scored_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     left, right = summary["comparison"].split(":")
     accuracy = summary["accuracy"]
     return [
-        ("answer disagreement", rate(summary["answer_disagreement"])),
+        ("answer disagreement, as stated", rate(summary["answer_disagreement"])),
         ("correctness disagreement", rate(summary["correctness_disagreement"])),
         *((f"correct, {arm}", f"{accuracy[arm]['correct']}/{accuracy[arm]['n']}") for arm in (left, right)),
         (f"accuracy, {right} - {left}", change(accuracy)),
@@ -97,6 +103,17 @@ def _scored_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{accuracy['left_only']} / {accuracy['right_only']}; {accuracy['mcnemar_p']:.3g}",
         ),
     ]
+
+
+def matched_prefix_blocks(runs: Sequence[Run]) -> list[Block]:
+    """Returns the prefix identity of every two matrices that decoded the same tasks and checkpoint in two precisions,
+    with the sentence that says how their endpoints may be compared."""
+    made: list[Block] = []
+    for left, right, block in matched_matrices(runs):
+        lines = [["rows in both", str(block["rows"])], ["one integer prefix", rate(block["prefix_identity"])]]
+        made.append(table(f"Boundary prefixes of {left.name} and {right.name}", ["prefixes", "rows"], lines))
+        made.append(Paragraph(block["reading"]))
+    return made
 
 
 def crossing_table(run: Run) -> Table:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from experiments.harness.cross_precision import matched_prefixes
 from experiments.matrix import matrix_summary
 from tests.experiments.report.page import HOSTILE, Page
 from tests.experiments.runs import call, ledger, one_line, rewrite, summary_of
@@ -94,3 +95,31 @@ def test_an_experiment_never_heard_of_is_reported_whole(reported, tmp_path):
     assert page.tables["Sites"][1] == ["layer 0, donor", "1/4 = 25.0 % [4.6, 69.9]"]
     assert page.tables["list, novel"] == [["a", "b"], ["1", "none"], ["2.5", ""]]
     assert page.tables["Values"][1] == ["note", "as <b>told</b>"]
+
+
+def test_two_matrices_are_joined_by_their_prefixes(every_run, tmp_path):
+    pair = (every_run["matrix"], every_run["matrix-fp32"])
+    done = call("report", *pair, "--out", tmp_path / "out", cwd=tmp_path)
+    prefixes = [[row["prefix"] for row in ledger(run)] for run in pair]
+    same = sum(a == b for a, b in zip(*prefixes))
+    assert f"matrices: bf16 and fp32 reached one integer prefix on {same} of {len(prefixes[0])} rows" in done.stdout
+    page = Page((tmp_path / "out/report.html").read_text())
+    rows = dict(page.tables["Boundary prefixes of matrix-bf16 and matrix-fp32"][1:])
+    assert rows["one integer prefix"].startswith(f"{same}/{len(prefixes[0])}")
+    # another task file is another matrix: nothing is joined
+    other = shutil.copytree(pair[1], tmp_path / "other")
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "tasks_sha256": "0" * 64}))
+    assert "matrices:" not in call("report", pair[0], other, "--out", tmp_path / "two", cwd=tmp_path).stdout
+
+
+def test_differing_prefixes_make_a_precision_surface_comparison():
+    rows = [{"row": name, "prefix": {"tokens": [1, 2], "sha256": "x"}} for name in "abc"]
+    same = matched_prefixes(rows, rows, ("bf16", "fp32"))
+    assert same["prefix_identity"]["count"] == 3 and same["reading"].endswith("a fixed-prefix precision effect.")
+    other = [*rows[:2], {"row": "c", "prefix": {"tokens": [1, 3], "sha256": "y"}}]
+    found = matched_prefixes(rows, other, ("bf16", "fp32"))
+    assert found["prefix_identity"]["count"] == 2 and "precision-surface comparison" in found["reading"]
+    # a row that failed closed has no prefix, and is not counted
+    failed = matched_prefixes(rows, [{"row": "a", "failure": "NaN"}, *rows[1:]], ("bf16", "fp32"))
+    assert failed["rows"] == failed["prefix_identity"]["n"] == 2

@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiments.harness.summary import no_result, pair_summary, withheld
+from experiments.harness.summary import no_result, pair_summary
+from experiments.report.closing import withheld
 
 DRIFT = {"exact": False, "relative_l2": 0.5, "max_abs": 2.0, "mean_abs": 0.25}
 
@@ -64,5 +65,12 @@ def test_endpoints_over_a_failed_row_are_no_result(rows, reason):
 
 
 def test_the_closing_line_of_a_failed_run_holds_no_endpoint():
-    failed = {"experiment": "matrix", "dtype": "bf16", "rows": 5, "failed_rows": ["a"], "no_result": "a reason"}
+    failed = {
+        "experiment": "matrix",
+        "dtype": "bf16",
+        "rows": 5,
+        "failed_rows": ["a"],
+        "passed": False,
+        "no_result": "a reason",
+    }
     assert withheld(failed) == "matrix bf16: 5 rows, gates FAILED on 1 rows; endpoints withheld: a reason"
