@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.exits import DONE, run_command
+from experiments.harness.exits import DONE, run_command, say
 from experiments.harness.ledger import write_whole
 from experiments.report.divergence import divergence_drawing
 from experiments.report.rows import find_row, row_blocks, view
@@ -36,8 +36,8 @@ def main(run: Path, row: str, svg: Path | None) -> None:
         one = view(read, find_row(read, row), read_texts(read.manifest))
         if svg is not None:
             write_whole(svg, standalone(divergence_drawing(one).svg()))
-        click.echo(f"{read.name}, row {one.key!r}\n")
-        click.echo(render_text(row_blocks(one, "row")), nl=False)
+        say(f"{read.name}, row {one.key!r}\n")
+        say(render_text(row_blocks(one, "row")).removesuffix("\n"))
         return DONE
 
     run_command(body, "experiments.show", resumes=False)

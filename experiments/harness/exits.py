@@ -4,6 +4,7 @@
 whoever read stdout or stderr has closed it (128 + SIGPIPE, as of any program of a pipe).
 """
 
+import io
 import os
 import shlex
 import signal
@@ -33,6 +34,9 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True) -
     """
     if signal.getsignal(signal.SIGINT) is end_quietly:  # the imports are over
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path that is not UTF-8 is printed with its escape
+        with suppress(OSError):
+            sys.stdout.reconfigure(errors="backslashreplace")
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         ranks.require_sharded(module)
@@ -128,8 +132,8 @@ def resume_command(module: str) -> str:
 
 
 def one_line(error: object) -> str:
-    """A message without line breaks or control characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
+    """Returns a message as one line, with control characters as their escapes."""
+    return readable(" ".join(str(error).split()))
 
 
 def say(text: str, err: bool = False) -> None:

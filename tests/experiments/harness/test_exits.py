@@ -120,6 +120,17 @@ def test_a_path_that_is_not_utf8_is_shown_with_its_escape(small: Small, tmp_path
     assert "caf" in (tmp_path / "page" / "report.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_every_command_can_print_a_path_that_is_not_utf8(tmp_path: Path, encoding: str) -> None:
+    """Also where it does not go through `say`: a line of text is not worth a traceback."""
+    name = os.fsdecode(b"caf\xe9")
+    script = f"from experiments.harness.exits import run_command as r; r(lambda: print({name!r}) or 0, 'x')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(PYTHONIOENCODING=encoding), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "caf\\udce9\n", "")
+
+
 def test_a_module_of_the_users_that_hides_a_package_is_named(tmp_path: Path) -> None:
     """A folder without __init__.py hides nothing; a file stats.py or a package cache does, unless Python has -P."""
     run = [sys.executable, "-m", "experiments.plan"]
