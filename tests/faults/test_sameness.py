@@ -24,6 +24,7 @@ from minimodel import load_model
 from tests.conftest import numeric
 from tests.experiments.commands import command
 from tests.faults.conftest import Reference, Small
+from tests.faults.forked import Ended
 from tests.faults.test_disk import one_error, stop_after_rows
 from tests.faults.test_kills import require_same_end
 from tests.helpers import edit_json
@@ -109,9 +110,10 @@ def test_another_thread_count_is_refused_on_resume(small: Small, undisturbed: Re
     out = tmp_path / "run"
     assert small.run(out, before=lambda: stop_after_rows(2)).code == 130
     before = (out / "rows.jsonl").read_bytes()
-    one_error(
-        small.run(out, threads=2), str(out / "manifest.json"), "[0].threads: expected 2, found 1", "--out or --fresh"
-    )
+    # in a process of its own: a forked one that asks for two threads would wait for those of this process
+    done = command("experiments.matrix", *small.arguments(out, threads=2), cwd=tmp_path)
+    ended = Ended(done.returncode, 0, done.stdout, done.stderr)
+    one_error(ended, str(out / "manifest.json"), "[0].threads: expected 2, found 1", "--out or --fresh")
     assert (out / "rows.jsonl").read_bytes() == before
     assert small.run(out).code == 0
     require_same_end(out, undisturbed)

@@ -67,10 +67,12 @@ def test_bad_input_that_every_rank_finds_is_one_line(small: Small, tmp_path: Pat
 
 def test_a_rank_under_another_contract_is_refused_by_name(small: Small, tmp_path: Path) -> None:
     """As on a machine whose processor or library differs from rank 0's."""
-    job = sharded(small, tmp_path / "run", 2, given={1: ["--threads", 2]})
+    job = sharded(small, tmp_path / "run", 2, given={1: ["--kernels", "packed_gqa"]})
     assert job.code == 2
     [line] = job.errors()
-    assert line.startswith("error: rank 1: ") and "numeric[0].threads: expected 2, found 1" in line
+    assert (
+        line.startswith("error: rank 1: ") and 'numeric[0].attention: expected "packed_gqa", found "repeat_kv"' in line
+    )
 
 
 def test_a_rank_stopped_before_it_joined_keeps_silent_too(small: Small, tmp_path: Path) -> None:
