@@ -68,14 +68,14 @@ _EDGES = string.whitespace + "*_`\"'()[]{}$.,:;!?<>-"
 _WINDOW = 120  # characters before a letter that can introduce it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stated:
     """What a statement states. `answer`: a letter or a number; None where the statement is ambiguous or malformed."""
 
     answer: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Letter:
     """A letter that may name a choice."""
 

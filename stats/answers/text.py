@@ -22,7 +22,7 @@ _TRANSLATION: dict[int, str | None] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sentence:
     """One sentence, without its closing mark."""
 

@@ -235,10 +235,13 @@ FRAMES = [("", ""), ("Answer: ", ""), ("The answer is ", " B"), ("\\boxed{", "}"
 
 
 def check_linear(piece: str, frame: tuple[str, str], size: int) -> None:
-    """Eight times the text in less than sixteen times the processor time (quadratic would be 64)."""
+    """Eight times the text in less than sixteen times the processor time (quadratic would be 64), in one of three
+    trials: a busy machine's caches slow the larger text more.
+    """
     small, large = (frame[0] + piece * (n // len(piece)) + frame[1] for n in (size // 8, size))
     seconds(small[:1_000])
-    assert seconds(large) < 16 * max(seconds(small), 0.01), f"{piece!r} repeated after {frame[0]!r}"
+    trials = (seconds(large) < 16 * max(seconds(small), 0.01) for _ in range(3))
+    assert any(trials), f"{piece!r} repeated after {frame[0]!r}"
 
 
 @pytest.mark.parametrize("piece", ["\\boxed{", "not B ", "1,", "\n"], ids=ascii)
