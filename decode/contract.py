@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decode.text import TextCodec
+from decode.text import TextCodec, json_sha256
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
 from minimodel.files import checkpoint_directory, inside, read_json_object
@@ -83,6 +83,13 @@ class Contract:
             ordinary,
             eligible,
         )
+
+    def meaning(self) -> dict[str, Any]:
+        """Returns what a list of tokens means under this contract, whatever the bytes of its files: vocabulary, merges,
+        delimiters and eligible ids, as a manifest records them beside caps, visibility and role offset."""
+        ordinary = json_sha256(self.ordinary.nonzero().flatten().tolist())
+        delimiters = {"open": list(self.open_ids), "close": list(self.close_ids)}
+        return {**self.codec.meaning(), "delimiters": delimiters, "ordinary_ids_sha256": ordinary}
 
     def is_ordinary(self, token: int) -> bool:
         """May stand inside a block: defined by the tokenizer, no delimiter, not ineligible."""

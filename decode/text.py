@@ -1,5 +1,6 @@
 """Text to tokens and back. Nothing a user typed ever becomes a special token."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,11 @@ def _kinds(part: dict[str, Any]) -> Iterator[str]:
             yield from _kinds(member)
 
 
+def json_sha256(value: Any) -> str:
+    """Returns the SHA-256 of a value's ASCII JSON."""
+    return hashlib.sha256(json.dumps(value).encode("ascii")).hexdigest()
+
+
 @contextmanager
 def _library(where: str) -> Iterator[None]:
     """Turns what the tokenizers library raises into InputError: plain Exception for a defect of the file, and a panic
@@ -98,6 +104,14 @@ class TextCodec:
     def defined_ids(self) -> list[int]:
         """Every id the tokenizer defines, in order; a padded vocabulary has more rows than this."""
         return sorted(set(self.tokenizer.get_vocab(with_added_tokens=True).values()))
+
+    def meaning(self) -> dict[str, str]:
+        """Returns the SHA-256 of what an id stands for, and of the merges in order: the same for two tokenizer.json
+        files that differ only in spelling, such as a merge written "a b" or ["a", "b"]."""
+        vocabulary = sorted((i, text) for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items())
+        merges = json.loads(self.tokenizer.to_str())["model"]["merges"]
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+        return {"vocabulary_sha256": json_sha256(vocabulary), "merges_sha256": json_sha256(pairs)}
 
     def encode(self, text: str) -> list[int]:
         """Returns the ordinary ids of `text`. InputError for text that is no Unicode (a lone surrogate), and where the

@@ -72,6 +72,7 @@ def replication_plan(session: BankSession, dtype: str) -> Plan:
         batch_size=session.options.batch_size,
         summarise=lambda rows: replication_summary(dtype, panel, own, rows),
         closing=closing_lines,
+        notes=lambda: list(session.notes),
     )
 
 

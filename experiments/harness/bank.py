@@ -12,7 +12,9 @@ from typing import Any
 from decode.contract import Contract
 from decode.state import State, token_digest
 from experiments.harness.canonical import canonical, sha256_file, sha256_text
+from experiments.harness.leaves import compare_leaves
 from experiments.harness.ledger import require_distinct, row_key
+from experiments.harness.manifest import contract_entries
 from experiments.harness.reader import read_finished
 from experiments.harness.rundir import ROWS
 from minimodel.checkpoint import file_digests
@@ -115,13 +117,34 @@ def _prefix(row: Any, entry: dict[str, Any], where: str) -> Prefix:
     return Prefix(str(row), tokens, digest)
 
 
-def require_checkpoint(bank: Bank, checkpoint: Path, same_weights: bool) -> None:
-    """InputError unless the checkpoint is the bank's own, or (`same_weights` False) at least reads tokens alike."""
+def require_own_checkpoint(bank: Bank, checkpoint: Path) -> None:
+    """InputError unless the checkpoint is the one that the bank's run decoded, file by file."""
     found, wanted = file_digests(checkpoint), bank.manifest["checkpoint"]
-    for name in sorted({*found, *wanted} if same_weights else {"tokenizer.json"}):
+    for name in sorted({*found, *wanted}):
         if found.get(name) != wanted.get(name):
             where = f"{checkpoint / name}: SHA-256, as the run in {bank.source} had it"
             raise refuse(where, str(wanted.get(name)), found.get(name))
+
+
+def require_same_meaning(bank: Bank, contract: Contract, checkpoint: Path) -> list[str]:
+    """Returns notes on another checkpoint under which the bank's tokens mean what they meant to its own.
+
+    InputError where vocabulary, merges, delimiter ids, eligible ids, caps, visibility or role offset differ. Files that
+    say the same in other bytes are noted.
+    """
+    found = contract_entries(contract)
+    differing = compare_leaves({key: bank.manifest.get(key) for key in found}, found).lines("expected", "found")
+    if differing:
+        where = f"{checkpoint}: expected tokens and contract as in the run in {bank.source}"
+        raise InputError(f"{where}; {'; '.join(differing[:3])}")
+    digests, wanted = file_digests(checkpoint), bank.manifest["checkpoint"]
+    return [
+        f"{name}: other bytes than in the run in {bank.source} "
+        f"(SHA-256 {digests.get(name)}, there {wanted.get(name)}); "
+        "vocabulary, merges, delimiters, eligible ids and contract are equal"
+        for name in ("tokenizer.json", "contract.json")
+        if digests.get(name) != wanted.get(name)
+    ]
 
 
 def prefix_states(bank: Bank, prefixes: list[Prefix], contract: Contract, context: int) -> list[State]:

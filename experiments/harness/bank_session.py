@@ -7,7 +7,7 @@ from typing import Any
 
 from decode.contract import Contract
 from decode.state import State
-from experiments.harness.bank import Bank, Prefix, prefix_states, require_checkpoint
+from experiments.harness.bank import Bank, Prefix, prefix_states, require_own_checkpoint, require_same_meaning
 from experiments.harness.manifest import build_manifest
 from experiments.harness.options import RunOptions
 from experiments.harness.tasks import Task, load_tasks
@@ -46,6 +46,7 @@ class BankSession:
     contract: Contract
     bank: Bank
     models: Models
+    notes: tuple[str, ...] = ()  # on a checkpoint that is not the bank's own
 
     def states(self, prefixes: Sequence[Prefix]) -> list[State]:
         """The prefixes as discrete states under this checkpoint's contract."""
@@ -60,7 +61,7 @@ class BankSession:
         self, row_order: list[str], panel: dict[str, Any], tasks_bytes: bytes | None = None, **information: str
     ) -> dict[str, Any]:
         """The manifest of a run over `row_order`, its panel led by the bank's digest."""
-        return build_manifest(
+        manifest = build_manifest(
             self.experiment,
             list(self.models.numeric.values()),
             self.models.checkpoint,
@@ -71,6 +72,7 @@ class BankSession:
             panel={"bank": self.bank.record(), **panel},
             information={"source": str(self.bank.source), **information},
         )
+        return {**manifest, "checkpoint_warnings": [*manifest["checkpoint_warnings"], *self.notes]}
 
 
 def open_bank_session(
@@ -84,15 +86,19 @@ def open_bank_session(
     """Opens and checks everything but tasks; reads no weight.
 
     numeric: numeric contracts by a name of their own, where an experiment crosses more than dtypes. same_weights: the
-    checkpoint must be the one that the bank's run decoded; else only its tokenizer must be.
+    checkpoint must be the one that the bank's run decoded; else its tokens and contract must mean the same.
     """
     numeric = numeric or {dtype: options.numeric(dtype) for dtype in dtypes}
     checkpoint = open_checkpoint(options.checkpoint)  # first: whatever is read later is held to what it found
     contract = Contract.load(options.checkpoint)
-    require_checkpoint(bank, options.checkpoint, same_weights)
+    notes: list[str] = []
+    if same_weights:
+        require_own_checkpoint(bank, options.checkpoint)
+    else:
+        notes = require_same_meaning(bank, contract, options.checkpoint)
     for one in numeric.values():
         require_usable(one, checkpoint.config)
-    return BankSession(experiment, options, contract, bank, Models(checkpoint, numeric))
+    return BankSession(experiment, options, contract, bank, Models(checkpoint, numeric), tuple(notes))
 
 
 def bank_tasks(session: BankSession, prefixes: Sequence[Prefix]) -> tuple[list[Task], list[State], bytes]:

@@ -54,7 +54,7 @@ def build_manifest(
         "checkpoint": file_digests(checkpoint),
         "checkpoint_warnings": [*checkpoint.warnings, *casts],
         "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
-        **({} if contract is None else _contract_entries(contract)),
+        **({} if contract is None else contract_entries(contract)),
         "preflight": preflight,
         "plan": plan_record(),
         "panel": panel or {},
@@ -68,9 +68,10 @@ def build_manifest(
     }
 
 
-def _contract_entries(contract: Contract) -> dict[str, Any]:
-    """What a manifest keeps of the decoding contract."""
+def contract_entries(contract: Contract) -> dict[str, Any]:
+    """Returns what a manifest keeps of the decoding contract."""
     return {
+        "tokens": contract.meaning(),
         "caps": {"branch": contract.caps[1], "merge": contract.caps[4], "answer": contract.caps[5]},
         "visibility": [list(row) for row in contract.rules.visibility],
         "role_offset": contract.rules.role_offset,

@@ -1,5 +1,6 @@
 """Text: whatever a user types stays text."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,24 @@ def test_saved_padding_and_truncation_are_switched_off(tiny_directory: Path, tmp
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert len(TextCodec.load(tmp_path / "tokenizer.json", "{question}").encode("ten bytes.")) == 10
+
+
+def test_the_meaning_of_a_tokenizer_is_that_of_its_entries_and_merges_and_not_of_its_bytes(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    tokenizer = json.loads((tiny_directory / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] |= {"ab": 300, "abc": 301}
+
+    def meaning(merges: list, **vocabulary: int) -> dict[str, str]:
+        vocab = {**tokenizer["model"]["vocab"], **vocabulary}
+        path = tmp_path / "tokenizer.json"
+        path.write_text(json.dumps({**tokenizer, "model": {**tokenizer["model"], "vocab": vocab, "merges": merges}}))
+        return TextCodec.load(path, "{question}").meaning()
+
+    first = meaning([["a", "b"], ["ab", "c"]])
+    assert first == meaning(["a b", "ab c"]), "two spellings of one merge"
+    assert first.keys() == {"vocabulary_sha256", "merges_sha256"}
+    fewer = meaning([["a", "b"]])
+    assert fewer["merges_sha256"] != first["merges_sha256"]
+    assert fewer["vocabulary_sha256"] == first["vocabulary_sha256"]
+    assert meaning([["a", "b"], ["ab", "c"]], ab=301, abc=300)["vocabulary_sha256"] != first["vocabulary_sha256"]

@@ -7,6 +7,7 @@ import pytest
 
 import experiments.harness.six_arms as six_arms
 import experiments.replication as replication
+from decode.contract import OPEN
 from experiments.harness.bank import open_bank
 from stats.donors import (
     CHECKPOINT_SENSITIVE,
@@ -121,11 +122,57 @@ def test_the_papers_intervals():
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     nowhere = one_line(call("replication", *BF16, *inputs(study, **LATER), cwd=tmp_path))
     assert nowhere.endswith("make it with: python -m experiments.matrix --dtype bf16")
-    # a checkpoint that reads tokens otherwise cannot share the bank
-    other = tmp_path / "other"
-    shutil.copytree(study / "later", other)
-    tokenizer = other / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text() + "\n")
+
+
+def respelled(tokenizer):
+    """The same tokenizer in other bytes: the vocabulary's entries turned round."""
+    tokenizer["model"]["vocab"] = dict(reversed(tokenizer["model"]["vocab"].items()))
+
+
+def swapped(tokenizer):
+    """Two ordinary ids stand for one another's text."""
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+
+
+def swapped_delimiters(tokenizer):
+    merge, answer = (next(t for t in tokenizer["added_tokens"] if t["content"] == n) for n in (OPEN[4], OPEN[5]))
+    merge["content"], answer["content"] = answer["content"], merge["content"]
+
+
+def edited(study, target, name, change):
+    """The later checkpoint with one JSON file changed."""
+    shutil.copytree(study / "later", target)
+    value = json.loads((target / name).read_text())
+    change(value)
+    (target / name).write_text(json.dumps(value))
+    return target
+
+
+def test_a_checkpoint_whose_tokenizer_says_the_same_in_other_bytes_replicates(study, tmp_path):
+    other = edited(study, tmp_path / "other", "tokenizer.json", respelled)
+    assert (other / "tokenizer.json").read_bytes() != (study / "later/tokenizer.json").read_bytes()
+    common = (*BF16, "--limit", 1, "--threads", 1, "--quiet", "--batch-size", 1)
+    done = call("replication", *common, "--checkpoint", other, "--out", tmp_path / "out", cwd=study)
+    assert done.exit_code == 0, done.output
+    assert "tokenizer.json: other bytes than in the run in runs/matrix-bf16" in done.stderr
+    warnings = json.loads((tmp_path / "out/manifest.json").read_text())["checkpoint_warnings"]
+    assert any("vocabulary, merges, delimiters, eligible ids and contract are equal" in line for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "part"),
+    [
+        ("tokenizer.json", swapped, "tokens.vocabulary_sha256"),
+        ("tokenizer.json", swapped_delimiters, "tokens.delimiters"),
+        ("contract.json", lambda contract: contract["caps"].update(merge=27), "caps.merge: expected 28, found 27"),
+        ("contract.json", lambda contract: contract.update(ineligible_ids=[65]), "tokens.ordinary_ids_sha256"),
+        ("contract.json", lambda contract: contract.update(role_offset=7), "role_offset: expected 8, found 7"),
+    ],
+)
+def test_a_checkpoint_under_which_a_token_means_something_else_is_refused(study, tmp_path, name, change, part):
+    other = edited(study, tmp_path / "other", name, change)
     done = call("replication", *BF16, "--checkpoint", other, "--out", tmp_path / "out", "--quiet", cwd=study)
-    assert "tokenizer.json: SHA-256, as the run in runs/matrix-bf16 had it: expected" in one_line(done)
+    message = one_line(done)
+    assert "expected tokens and contract as in the run in runs/matrix-bf16" in message and part in message
     assert not (tmp_path / "out").exists() and len(ledger(study / "runs/matrix-bf16")) == ROWS
