@@ -28,9 +28,10 @@ def load_model(directory: str | Path, numeric: NumericContract, copies: int = 2)
     """
     numeric.apply()
     checkpoint = open_checkpoint(directory)
+    decoder = decoder_from(checkpoint, numeric)  # first: where memory is short, the tensor that does not fit is named
     if copies > 1:
         require_usable(numeric, checkpoint.config)
-    return decoder_from(checkpoint, numeric)
+    return decoder
 
 
 def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
