@@ -164,6 +164,17 @@ def _equal_counts(weight: Tensor, bias: Tensor | None, widths: tuple[int, ...] =
     return _EQUAL[shape]
 
 
+def equal_row_counts(weights: Sequence[tuple[Tensor, tuple[int, ...]]]) -> tuple[int, ...]:
+    """Returns the row counts, of `ROW_COUNTS`, at which every weight [out, in] packed has F.linear's bits.
+
+    Each weight comes with the widths of the maps that are joined in it, one map: its own width.
+    """
+    found = set(ROW_COUNTS)
+    for weight, widths in weights:
+        found &= set(_equal_counts(weight, None, widths))
+    return tuple(sorted(found))
+
+
 def trial(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """What a proof for this weight's shape runs on: rows x, a weight, a bias of zeros where there is a bias.
 

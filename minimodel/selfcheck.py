@@ -115,13 +115,19 @@ def _random_cache(numeric: NumericContract, config: ModelConfig, length: int) ->
 
 @lru_cache(maxsize=8)
 def prove(numeric: NumericContract, config: ModelConfig) -> None:
-    """Proves on this device, for this model's shapes, that a token's bits do not depend on its company.
+    """Checks that invariant kernels are invariant here; InputError with `invariance_fault`'s text where not."""
+    assert (numeric.attention, numeric.linear) == KERNELS["invariant"], "only invariant kernels claim invariance"
+    if fault := invariance_fault(numeric, config):
+        raise InputError(fault)
+
+
+def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
+    """Returns the first step whose bits depend on the rest of the call, with its kernel and shape; empty where none do.
 
     The tokens of one call [2, LENGTH] are computed again in chunks that cross every tile and block edge, down to one
     token, as one copy and two, under one and two threads and the contract's own count; every step of the layer, K/V and
-    the logits must keep their bits. InputError names the first step that does not, its kernel and the call's shape.
+    the logits must keep their bits.
     """
-    assert (numeric.attention, numeric.linear) == KERNELS["invariant"], "only invariant kernels claim invariance"
     model = _random_layer(numeric, config, VOCABULARY)
     three, four = (torch.Generator().manual_seed(seed) for seed in (3, 4))
     tokens = torch.randint(VOCABULARY, (1, LENGTH), generator=three, device="cpu").to(numeric.torch_device)
@@ -137,7 +143,9 @@ def prove(numeric: NumericContract, config: ModelConfig) -> None:
                 for copies in (1, 2):
                     for start, stop in _chunks(config):
                         part = _steps(model, tokens[:, :stop].expand(copies, -1), mask, whole, start)
-                        _require_equal(part, whole, start, stop, copies, numeric)
+                        if fault := _difference(part, whole, start, stop, copies, numeric):
+                            return fault
+    return ""
 
 
 def _chunks(config: ModelConfig) -> list[tuple[int, int]]:
@@ -182,9 +190,9 @@ def _steps(
     return {**found, "keys": cache.kept[0], "values": cache.kept[1]}
 
 
-def _require_equal(
+def _difference(
     part: dict[str, Tensor], whole: dict[str, Tensor], start: int, stop: int, copies: int, numeric: NumericContract
-) -> None:
+) -> str:
     for name, mine in part.items():
         if name in ("keys", "values"):
             theirs = whole[name][:copies, :, :stop]
@@ -193,11 +201,12 @@ def _require_equal(
         else:
             theirs = whole[name][:copies, start:stop]
         if not same_bits(mine.contiguous(), theirs.contiguous()):
-            raise InputError(
+            return (
                 f"self-check of {_kernel(name, numeric)} at {name.removeprefix(KEPT)}, {list(mine.shape)} "
                 f"{numeric.dtype} on {numeric.device}, {torch.get_num_threads()} threads: expected tokens {start} to "
                 f"{stop - 1} of {copies} copies to have the bits of one call of {LENGTH}, found others"
             )
+    return ""
 
 
 def _kernel(step: str, numeric: NumericContract) -> str:

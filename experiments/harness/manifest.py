@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("minimodel", "decode", "cache", "stats", "experiments")
 # under experiments/: what reads runs, prepares inputs or starts commands, and so decides no row and no verdict
 NO_ROWS = (
-    *("adapt", "benchmark", "crosscheck", "demo", "machine", "plan", "prepare", "published", "report"),
-    *("__main__.py", "launch.py", "paired.py", "show.py", "study.py"),
+    *("adapt", "benchmark", "crosscheck", "demo", "plan", "prepare", "published", "report"),
+    *("__main__.py", "launch.py", "machine.py", "paired.py", "show.py", "study.py"),
 )
 
 

@@ -8,6 +8,8 @@ from experiments.harness.rundir import INFORMATION, ROWS
 from experiments.report.blocks import Alert, Block, Cell, Paragraph, Section, Table, Verdict, table
 from experiments.report.design import design_figure
 from experiments.report.grids import visibility_figure
+from experiments.report.machine import FILE as MACHINE
+from experiments.report.machine import machine_table
 from experiments.report.runs import Run, pairs
 from experiments.report.tables import head
 from experiments.report.values import rate, scalar, words
@@ -86,6 +88,8 @@ def environment(runs: Sequence[Run]) -> Section:
     contracts = [(run, one) for run in runs for one in run.manifest["numeric"]]
     environments = [(run, run.manifest["environment"]) for run in runs]
     tables = [*kinds_tables("Numeric contract", contracts), *kinds_tables("Environment", environments)]
+    beside = dict.fromkeys(run.path.resolve().parent / MACHINE for run in runs)
+    tables += [machine_table(path) for path in beside if path.is_file()]
     return Section("Environment and provenance", "environment", (*tables, *(provenance(run) for run in runs)))
 
 
