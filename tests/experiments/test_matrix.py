@@ -10,7 +10,7 @@ import pytest
 import experiments.matrix as matrix
 from tests.experiments.commands import command, start
 from tests.experiments.matrices import ROWS, arguments, write_inputs
-from tests.experiments.runs import open_finished
+from tests.experiments.runs import call, one_line, open_finished
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +80,10 @@ def test_the_same_command_twice_writes_the_same_bytes(inputs, finished, tmp_path
     assert done.returncode == 0
     assert (tmp_path / "runs/matrix-bf16/rows.jsonl").read_bytes() == (finished / "rows.jsonl").read_bytes()
     # the control: another kernel writes other bytes
-    other = command(
-        "experiments.matrix",
-        *arguments(inputs, "--attention", "eager"),
-        cwd=tmp_path,
-    )
-    assert other.returncode == 2 and "attention" in other.stderr
-    other = command("experiments.matrix", *arguments(inputs, "--attention", "eager", "--out", "eager"), cwd=tmp_path)
-    assert other.returncode == 0
+    other = call("matrix", *arguments(inputs, "--attention", "eager"), cwd=tmp_path)
+    assert other.exit_code == 2 and "attention" in other.stderr
+    other = call("matrix", *arguments(inputs, "--attention", "eager", "--out", "eager"), cwd=tmp_path)
+    assert other.exit_code == 0
     assert (tmp_path / "eager/rows.jsonl").read_bytes() != (finished / "rows.jsonl").read_bytes()
 
 
@@ -123,8 +119,6 @@ def test_an_interrupted_run_prints_the_command_that_resumes_and_ends_in_the_same
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(inputs, tmp_path, more, message):
-    done = command("experiments.matrix", *arguments(inputs, *more), cwd=tmp_path)
-    assert done.returncode == 2
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and any(part in lines[0] for part in message.split("|"))
+    line = one_line(call("matrix", *arguments(inputs, *more), cwd=tmp_path))
+    assert any(part in line for part in message.split("|"))
     assert not (tmp_path / "runs").exists(), "nothing is written for refused input"
