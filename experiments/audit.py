@@ -49,10 +49,12 @@ def audit(left: Ledger, right: Ledger) -> tuple[list[dict[str, Any]], dict[str, 
 def audit_summary(
     left: Ledger, right: Ledger, dtypes: list[str], keys: list[list[str]], rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The head, whose `gates` count each check over the joined rows; `left`, `right`; `only_left`, `only_right` (rows
-    of one run alone); `order_equal`; `joined` {LEFT ARM: RIGHT ARM}; `leaves` {SECTION: {shared: [min, max],
-    unshared}}; `not_joined`: precisions of one run alone; `surface`: what differs between the two numeric surfaces,
-    recorded and not a gate."""
+    """Returns the head, whose `gates` count each check over the joined rows, and:
+
+    `left`, `right`; `only_left`, `only_right` (rows of one run alone); `order_equal`; `joined` {LEFT ARM: RIGHT ARM};
+    `leaves` {SECTION: {shared: [min, max], scalars: [min, max], unshared}}; `not_joined`: precisions of one run alone;
+    `surface`: what differs between the two numeric surfaces, recorded and not a gate.
+    """
     present = set(keys[0]) & set(keys[1])
     only = [[key for key in side if key not in present] for side in keys]
     order = [key for key in keys[0] if key in present] == [key for key in keys[1] if key in present]
@@ -63,6 +65,7 @@ def audit_summary(
     spans = {
         section: {
             "shared": [min(c["shared"] for c in counts), max(c["shared"] for c in counts)],
+            "scalars": [min(c["scalars"] for c in counts), max(c["scalars"] for c in counts)],
             "unshared": max(c["unshared"] for c in counts),
         }
         for section, counts in sections.items()

@@ -12,6 +12,7 @@ Row = dict[str, Any]
 DIFFERS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "suffix_disagreement": ("cross_suffix", lambda pair: not pair["suffix"]["exact"]),
     "answer_disagreement": ("cross_answer", lambda pair: not pair["answer_equal"]),
+    "answer_tokens_disagreement": ("cross_answer", lambda pair: not pair["answer_tokens_equal"]),
     "correctness_disagreement": ("cross_correctness", lambda pair: not pair["correct_equal"]),
     "logits_disagreement": ("cross_logits", lambda pair: not pair["logits"]["exact"]),
 }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.leaves import compare_leaves, without
+from experiments.harness.leaves import compare_leaves, leaves, without
 from experiments.harness.ledger import row_key
 from experiments.harness.reader import Run, read_finished
 
@@ -74,6 +74,13 @@ def sections(left: dict[str, Any], right: dict[str, Any], arms: dict[str, str]) 
     return found
 
 
+def _scalars(left: Any, right: Any) -> int:
+    """Returns how many scalar leaves both sides have in any row: `first_difference` is one leaf or three."""
+    mine, theirs = leaves(left), leaves(right)
+    names = [path for path, value in mine.items() if path in theirs and not isinstance(value, list | dict)]
+    return sum("first_difference" not in path for path in names)
+
+
 def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     """Returns one row of the audit: its gates, the leaf counts per section, and the first leaves that differ.
 
@@ -86,7 +93,11 @@ def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dic
     differing: list[str] = []
     for section, (mine, theirs) in sections(left, right, arms).items():
         found = compare_leaves(mine, theirs)
-        counts[section] = {"shared": found.shared, "unshared": len(found.one_sided)}
+        counts[section] = {
+            "shared": found.shared,
+            "scalars": _scalars(mine, theirs),
+            "unshared": len(found.one_sided),
+        }
         gates["prefix" if section == "prefix" else f"leaves {section}"] = found.shared > 0 and not found.differing
         differing += [f"{section} {one.path}" for one in found.differing]
     for mine, theirs in arms.items():
@@ -98,6 +109,8 @@ def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dic
         "row": left["row"],
         **({"cell": left["cell"]} if "cell" in left else {"dtype": dtype}),
         "index": index,
+        "left_row_sha256": left["row_sha256"],
+        "right_row_sha256": right["row_sha256"],
         "joined": arms,
         "leaves": counts,
         "differing": differing[:SHOWN],

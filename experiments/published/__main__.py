@@ -8,11 +8,9 @@ from pathlib import Path
 import click
 
 from experiments.harness.exits import DONE, GATE_FAILED, run_command
-from experiments.published.files import export_runs
+from experiments.published.files import CLAIMS, PLAN, export_runs
 from minimodel.files import read_json_object
 from stats.published import Claim, PanelCheck, recompute, rederive_panels
-
-CLAIMS, PLAN = "paper_claims.json", "analysis_plan.json"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,7 +21,7 @@ CLAIMS, PLAN = "paper_claims.json", "analysis_plan.json"
     multiple=True,
     metavar="RUN",
     type=click.Path(path_type=Path),
-    help="Write this finished run to DIR/data in the release's columns instead; may be repeated.",
+    help="Write this finished run to DIR in the release's form instead; may be repeated.",
 )
 @click.option("--quiet", is_flag=True, help="Print only what differs, and the closing lines.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
@@ -34,8 +32,9 @@ def main(directory: Path, runs: tuple[Path, ...], quiet: bool, as_json: bool) ->
     to the last bit. A panel passes where our rule selects its lengths and its rows; rows of one length, which the
     release ordered by ids it withholds, are reported by number.
 
-    With --export, nothing is checked: matrix, fixed_prefix, bridge, transplant, replication and stock_control runs are
-    written as the release's CSV files, the precisions of one experiment together in one file.
+    With --export, nothing is checked: matrix, fixed_prefix, bridge, audit, transplant, replication and stock_control
+    runs are written as the release's CSV files, the precisions of one experiment together in one file. From one of
+    each, the matrix in BF16 and FP32, the claims and the plan are written too, and DIR is checked like the release.
 
     Exit code 0: all agree. 2: DIR cannot be read, is malformed or contradicts itself. 3: a claim or a panel differs.
     """
@@ -58,8 +57,13 @@ def _check(directory: Path, quiet: bool, as_json: bool) -> int:
 
 
 def _export(runs: tuple[Path, ...], directory: Path) -> int:
-    for path, rows in export_runs(runs, directory):
+    files, missing = export_runs(runs, directory)
+    for path, rows in files:
         click.echo(f"{path}: {rows} rows")
+    if missing:
+        click.echo(f"no {CLAIMS} and no {PLAN}: they need all of the study's runs, found none of {' '.join(missing)}")
+    else:
+        click.echo(f"{directory / CLAIMS}, {directory / PLAN}: check with python -m experiments.published {directory}")
     return DONE
 
 

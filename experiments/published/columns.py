@@ -9,9 +9,31 @@ from collections.abc import Callable
 from typing import Any
 
 from experiments.harness.six_arms import INTO_INCREMENTAL, INTO_PREFILL, donor_rows
+from minimodel.errors import refuse
 
 Row = dict[str, Any]
 Line = dict[str, object]
+# the release's name of a pair of arms: ours, by the matrix's arms
+AUDIT_PAIRS = {
+    "live_replica": "live:live_replica",
+    "live_prefill": "live:prefill",
+    "prefill_replica": "prefill:prefill_replica",
+}
+# column of the audit's ledger: the gates that must all hold
+AUDIT_FLAGS = {
+    "prefix_commitment_equal": ("prefix",),
+    "live_incremental_suffix_equal": ("suffix live:incremental",),
+    "live_replica_suffix_equal": ("suffix live_replica:incremental_replica",),
+    "prefill_suffix_equal": ("suffix prefill:prefill",),
+    "prefill_replica_suffix_equal": ("suffix prefill_replica:prefill_replica",),
+    "comparison_objects_equal": tuple(f"leaves comparison {pair}" for pair in AUDIT_PAIRS.values()),
+    **{f"cache_{name}_fingerprint_equal": (f"leaves cache {pair}",) for name, pair in AUDIT_PAIRS.items()},
+    **{f"logits_{name}_fingerprint_equal": (f"leaves logits {pair}",) for name, pair in AUDIT_PAIRS.items()},
+}
+AUDIT_LEAVES = {
+    "cache_common_scalar_leaves_per_section": "cache",
+    "logit_common_scalar_leaves_per_section": "logits",
+}
 STRATA = {"divergent": "divergent", "exact": "nondivergent_control", "": "not_used"}
 
 
@@ -116,6 +138,28 @@ def transplant_line(row: Row, alias: str, basis: str) -> Line:
     }
 
 
+def audit_line(row: Row) -> Line:
+    """A row of historical_bridge_audit.csv: the join of a matrix and a fixed_prefix run. InputError for another."""
+    if row["joined"].get("live") != "incremental":
+        raise refuse(f"audit row {row['row']}: live arm joined with", "incremental", row["joined"].get("live"))
+    return {
+        "row_id": row["row"],
+        "source_live_row_sha256": row["left_row_sha256"],
+        "source_incremental_row_sha256": row["right_row_sha256"],
+        **{column: all(row["gates"][gate] for gate in gates) for column, gates in AUDIT_FLAGS.items()},
+        **{column: audit_leaves(row, part) for column, part in AUDIT_LEAVES.items()},
+        "audit_pass": row["passed"],
+    }
+
+
+def audit_leaves(row: Row, part: str) -> int:
+    """Returns the scalar leaves that every section of this part shares. InputError where sections differ in it."""
+    counts = {row["leaves"][f"{part} {pair}"]["scalars"] for pair in AUDIT_PAIRS.values()}
+    if len(counts) != 1:
+        raise refuse(f"audit row {row['row']}: scalar leaves per {part} section", "one number", sorted(counts))
+    return int(counts.pop())
+
+
 def control_line(row: Row) -> Line:
     """A row of stock_qwen_control.csv: the control on a stock checkpoint, as the release's is."""
     replica, pair = (row["comparisons"][name] for name in ("pair:pair_replica", "singleton:pair"))
@@ -155,5 +199,6 @@ FILES: dict[str, tuple[str, Callable[[Row, str], Line]]] = {
         "kv_transplant_later.csv",
         lambda row, _: transplant_line(row, "C1", "outcome_blind_length_and_identifier"),
     ),
+    "audit": ("historical_bridge_audit.csv", lambda row, _: audit_line(row)),
     "stock_control": ("stock_qwen_control.csv", lambda row, _: control_line(row)),
 }

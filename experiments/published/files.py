@@ -1,40 +1,55 @@
-"""Our finished runs as the CSV files of the paper's release, so that its analyser, and ours, can read them.
+"""Writes our finished runs in the form of the paper's release, so that its analyser, and ours, can read them.
 
-Columns and file names: `exporting.columns`.
+Columns and file names: `published.columns`. Claims and plan: `published.claims`.
 """
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.harness.ledger import write_whole
-from experiments.harness.reader import read_finished
+from experiments.harness.reader import Run, read_finished
+from experiments.published.claims import WHOLE, claims, named, plan
 from experiments.published.columns import FILES, Line
 from minimodel.errors import InputError, refuse
 
+CLAIMS, PLAN = "paper_claims.json", "analysis_plan.json"
 
-def export_runs(runs: Sequence[Path], directory: Path) -> list[tuple[Path, int]]:
-    """Writes `directory`/data/*.csv and returns each file with its number of rows. Runs of one experiment in several
-    precisions share a file. InputError for a run that is unfinished, failed a gate, or has no ledger in the release.
+
+def export_runs(paths: Sequence[Path], directory: Path) -> tuple[list[tuple[Path, int]], list[str]]:
+    """Writes `directory`/data/*.csv and, from a whole set of runs, paper_claims.json and analysis_plan.json.
+
+    Returns each CSV file with its number of rows, and the runs that a whole set still lacks. Runs of one experiment in
+    several precisions share a file. InputError for a run that is unfinished, failed a gate, or has no ledger in the
+    release.
     """
     files: dict[str, list[Line]] = {}
-    for path in runs:
-        run, summary = read_finished(path)
-        if run.experiment not in FILES:
-            raise refuse(f"{path}: experiment", f"one of {' '.join(FILES)}", run.experiment)
-        if not summary["passed"]:
-            raise InputError(
-                f"{path}: expected a run whose gates all passed, found {len(summary['failed_rows'])} failed"
-            )
+    runs = [_passed(path) for path in paths]
+    for run in runs:
         name, line = FILES[run.experiment]
         found = [line(row, run.numeric_of(key)["dtype"]) for key, row in run.rows.items()]
         files.setdefault(name, []).extend(found)
-        _require_once(path, files[name])
+        _require_once(run.path, files[name])
+    given = named(runs)
+    missing = [name for name in WHOLE if name not in given]
+    documents = {} if missing else {CLAIMS: claims(given), PLAN: plan(given)}
     (directory / "data").mkdir(parents=True, exist_ok=True)
     for name, lines in files.items():
         write_whole(directory / "data" / name, _csv(lines))
-    return [(directory / "data" / name, len(lines)) for name, lines in files.items()]
+    for name, value in documents.items():
+        write_whole(directory / name, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    return [(directory / "data" / name, len(lines)) for name, lines in files.items()], missing
+
+
+def _passed(path: Path) -> Run:
+    run, summary = read_finished(path)
+    if run.experiment not in FILES:
+        raise refuse(f"{path}: experiment", f"one of {' '.join(FILES)}", run.experiment)
+    if not summary["passed"]:
+        raise InputError(f"{path}: expected a run whose gates all passed, found {len(summary['failed_rows'])} failed")
+    return run
 
 
 def _require_once(path: Path, lines: Sequence[Line]) -> None:

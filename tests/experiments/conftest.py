@@ -17,12 +17,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def every_run(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One finished run of every experiment, the matrix in both precisions. No test may write into them."""
     root = tmp_path_factory.mktemp("every")
-    few = ["--dtype", "bf16", "--limit", 2]
+    bf16, few = ["--dtype", "bf16"], ["--dtype", "bf16", "--limit", 2]
     made = {name: root / name for name in ("matrix-fp32", "bridge", "transplant", "replication", "batch_control")}
     run(study, "matrix", made["matrix-fp32"], "--dtype", "fp32")
-    run(study, "bridge", made["bridge"], *few)
-    run(study, "transplant", made["transplant"], "--dtype", "bf16", tasks=False)
-    run(study, "replication", made["replication"], *few, tasks=False, checkpoint="later")
+    run(study, "bridge", made["bridge"], *bf16)
+    run(study, "transplant", made["transplant"], *bf16, tasks=False)
+    run(study, "replication", made["replication"], *bf16, tasks=False, checkpoint="later")
     run(study, "batch_control", made["batch_control"], *few)
     run(study, "stock_control", root / "stock_control", *few, checkpoint="stock")
     made["stock_control"] = root / "stock_control"

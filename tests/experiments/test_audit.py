@@ -44,7 +44,12 @@ def test_leaves_are_counted(study, tmp_path):
     manifest, _, summary = open_finished(tmp_path / "out")
     assert manifest["row_order"] == [f"bf16/t{i:03d}" for i in range(ROWS)] and summary["passed"]
     matrix = ledger(study / MATRIX)[0]["comparisons"]["live:prefill"]["cache"]
-    assert summary["leaves"]["cache live:prefill"] == {"shared": [len(leaves(matrix))] * 2, "unshared": 0}
+    scalars = sum(not path.startswith("first_difference") for path in leaves(matrix))
+    assert scalars < len(leaves(matrix)) and summary["leaves"]["cache live:prefill"] == {
+        "shared": [len(leaves(matrix))] * 2,
+        "scalars": [scalars] * 2,
+        "unshared": 0,
+    }
     assert summary["joined"]["live"] == "incremental"
     # again: the rows are kept, the bytes are the same
     first = {name: (tmp_path / "out" / name).read_bytes() for name in ("rows.jsonl", "summary.json", "report.md")}

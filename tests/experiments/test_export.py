@@ -1,5 +1,6 @@
 """Our runs in the released columns: what is read back is what the runs' own summaries say."""
 
+import hashlib
 import json
 import shutil
 
@@ -10,6 +11,7 @@ from stats.published.ledgers import bridge_claims, stock_claims, transplant_clai
 from stats.published.matrices import by_precision, cross_precision_claims, matrix_claims
 from stats.published.tables import read_rows
 from tests.experiments.runs import call, ledger, one_line, rewrite
+from tests.stats import synthetic
 
 SUFFIXES = {"count", "n", "rate"}
 
@@ -51,8 +53,9 @@ def test_a_matrix_read_back_gives_its_summary(runs, data, name, file, left):
             summary = summary_of(runs["fixed_prefix"])["precisions"][dtype]
         claims = matrix_claims(split[dtype], left, f"{'matched' if name == 'matrix' else 'fixed'}_{dtype}")
         assert claims["rows"] == claims["integrity_pass_rows"] == summary["rows"]
-        for key in ("suffix_disagreement", "merge_disagreement", "answer_disagreement"):
+        for key in ("suffix_disagreement", "merge_disagreement"):
             assert same_rate(claims[key], summary[key]), key
+        assert same_rate(claims["answer_disagreement"], summary["answer_tokens_disagreement"])
         assert same_rate(claims["correctness_label_disagreement"], summary["correctness_disagreement"])
         assert claims["first_divergence"] == summary["first_divergence"]
         assert claims["accuracy_paired_bootstrap_95_ci_pp"] == summary["accuracy"]["bootstrap_95"]
@@ -86,6 +89,71 @@ def test_transplants_read_back_give_their_endpoints(runs, data, name, file):
     for key, block in endpoints.items():
         if isinstance(block, dict):
             assert same_rate(claims[key], block if block["n"] else {**block, "wilson_95": [None, None]}), key
+
+
+def checked(directory):
+    """Exit code of `experiments.published DIR`, and every claim and panel that it found."""
+    done = call("published", directory, "--json", cwd=directory)
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_a_whole_export_passes_the_releases_own_checks(data):
+    code, found = checked(data.parent)
+    assert code == 0, [claim for claim in found["claims"] if not claim["equal"]]
+    assert {claim["claim"].split(".")[0] for claim in found["claims"]} == {
+        *("matched_live_prefill", "fixed_prefix_2x2", "prospective_bridge", "historical_bridge"),
+        *("transplant_primary", "transplant_later", "stock_qwen_diagnostic"),
+    }
+    assert len(found["claims"]) > 200 and all(panel["passed"] for panel in found["panels"])
+
+
+def test_its_claims_have_the_releases_names(data, tmp_path):
+    """Against a release that is written by other code: the same claims, leaf by leaf."""
+    release = synthetic.write_release(tmp_path / "release")
+    names = [{claim["claim"] for claim in checked(directory)[1]["claims"]} for directory in (data.parent, release)]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("file", sorted(name for name, _ in FILES.values()))
+def test_a_changed_column_of_an_export_is_noticed(data, tmp_path, file):
+    other = tmp_path / "other"
+    shutil.copytree(data.parent, other)
+    path = other / "data" / file
+    header, first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([header, *rest]) + "\n")  # a row less
+    assert call("published", other, cwd=tmp_path).exit_code in (2, 3), first
+
+
+def test_a_summary_that_its_own_rows_do_not_bear_out_is_noticed(runs, tmp_path):
+    """The claims come from the summaries and are recomputed from the columns: two ways to each number."""
+    other = tmp_path / "other"
+    shutil.copytree(runs["matrix"], other)
+    summary = summary_of(other)
+    summary["suffix_disagreement"]["count"] += 1
+    (other / "summary.json").write_text(json.dumps(summary))
+    paths = [other if name == "matrix" else path for name, path in runs.items()]
+    options = [part for path in paths for part in ("--export", path)]
+    assert call("published", *options, tmp_path / "out", cwd=tmp_path).exit_code == 0
+    code, found = checked(tmp_path / "out")
+    assert code == 3
+    differing = {claim["claim"] for claim in found["claims"] if not claim["equal"]}
+    names = ("suffix_disagreement.count", "trace_disagreement.count")
+    assert differing == {f"matched_live_prefill.bf16.{name}" for name in names}
+
+
+def test_the_plan_is_the_manifests(runs, data):
+    plan = json.loads((data.parent / "analysis_plan.json").read_text())
+    manifest = json.loads((runs["matrix"] / "manifest.json").read_text())
+    assert plan["uncertainty"] == manifest["plan"]["uncertainty"]
+    order = "".join(f"{row}\n" for row in manifest["row_order"])
+    assert plan["population"]["item_order_sha256"] == hashlib.sha256(order.encode()).hexdigest()
+    assert plan["population"]["rows"] == len(manifest["row_order"])
+
+
+def test_a_part_of_a_study_has_no_claims(runs, tmp_path):
+    done = call("published", "--export", runs["matrix"], tmp_path / "out", cwd=tmp_path)
+    assert done.exit_code == 0 and "no paper_claims.json" in done.stdout and "matrix-fp32" in done.stdout
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["data"]
 
 
 def test_the_strata_keep_the_releases_names(runs, data):

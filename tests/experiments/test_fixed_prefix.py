@@ -86,6 +86,7 @@ def synthetic(dtype: str, differs: list[bool], prefix: int = 0) -> list[dict]:
                 "incremental:prefill": {
                     "suffix": {"exact": not differ},
                     "answer_equal": not differ,
+                    "answer_tokens_equal": not differ,
                     "correct_equal": not differ,
                     "logits": {"exact": False},
                 }
