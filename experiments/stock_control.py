@@ -29,6 +29,7 @@ from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse
 from minimodel.files import inside, read_bytes
 from minimodel.load import decoder_from
+from minimodel.selfcheck import require_usable
 
 LIMIT = 512  # tokens of a generation, its end-of-sequence token included
 EOS = ("<|im_end|>", "<|endoftext|>")  # what Qwen2.5-Instruct's own generation settings stop at
@@ -79,7 +80,7 @@ def stock_plan(options: RunOptions, dtype: str, template: str, eos: tuple[str, .
     assert options.tasks is not None, "this experiment reads tasks"
     tasks, data = load_tasks(options.tasks, None)
     prompts = encoded(tasks, chat, checkpoint.config.max_position_embeddings, options.tasks)
-    numeric.apply()
+    require_usable(numeric, checkpoint.config)
     model = decoder_from(checkpoint, numeric)
     inputs = [chat_input(model, task.id, ids, chat.stop) for task, ids in zip(tasks, prompts)]
     chosen, panel = select(inputs, options.limit)

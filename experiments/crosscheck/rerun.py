@@ -11,8 +11,9 @@ from cache.build import build_incremental, build_prefill
 from decode.contract import Contract
 from decode.state import State
 from experiments.harness.trace import Trace, require_room
+from experiments.harness.usable import left_out
 from minimodel.attention import ATTENTION_KERNELS
-from minimodel.checkpoint import file_digests
+from minimodel.checkpoint import file_digests, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 from minimodel.load import load_model
@@ -43,17 +44,21 @@ class Rerun:
         return Contract.load(self.directory)
 
     def contracts(self) -> dict[str, NumericContract]:
-        """Every attention kernel with the plain linear kernel, then the short forms that pair it with another."""
-        dtype, device = self.numeric["dtype"], self.numeric.get("device", "cpu")
-        threads = self.numeric.get("threads", DEFAULT_THREADS)
-        found = {
-            name: NumericContract(dtype, device, attention=name, linear="plain", threads=threads)
-            for name in ATTENTION_KERNELS
+        """Every attention kernel with the plain linear kernel, then the short forms that pair it with another; none
+        that this machine cannot run.
+        """
+        given = {
+            "dtype": self.numeric["dtype"],
+            "device": self.numeric.get("device", "cpu"),
+            "threads": self.numeric.get("threads", DEFAULT_THREADS),
+            "reduced_precision": self.numeric.get("bf16_reduced_precision_reduction", True),
         }
+        found = {name: NumericContract(**given, attention=name, linear="plain") for name in ATTENTION_KERNELS}
         for name, (_, linear) in KERNELS.items():
             if linear != "plain":
-                found[name] = NumericContract(dtype, device, name, threads=threads)
-        return found
+                found[name] = NumericContract(**given, kernels=name)
+        without = left_out(found, open_checkpoint(self.directory).config, "experiments.crosscheck")
+        return {name: one for name, one in found.items() if name not in without}
 
     def boundaries(self, construction: str, tokens: list[int]) -> Iterator[tuple[str, Decoder, Boundary]]:
         """(kernel, model, the construction of these tokens), one model in memory at a time.
