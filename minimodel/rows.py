@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -17,14 +18,14 @@ from torch import Tensor
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.checkpoint import expected_shapes
 from minimodel.decoder import Decoder
-from minimodel.linear import LINEAR_KERNELS
-from minimodel.linear_packed import LARGE
+from minimodel.linear import LINEAR_KERNELS, Plain
+from minimodel.linear_packed import LARGE, OneByOne
 from minimodel.norm import rms_norm
 from minimodel.numbers import same_bits
 from minimodel.proof import Rows, cancelling
 from minimodel.roles import NUM_ROLES
 from minimodel.rotary import rotate
-from minimodel.together import COPIES, Request, in_pairs, step_together
+from minimodel.together import COPIES, OneCallEach, Pairs, Request, Shape, Way, shape_of, step_together, taking
 
 LARGEST = 16  # requests tried by default
 FEW_TOKENS = 64  # embedding rows of the trial layer where the head is too large to be made twice
@@ -39,29 +40,27 @@ class Together:
     limit: str  # the part that allows no more than `size`; empty where all parts allow as many as were tried
 
 
-_KNOWN: dict[object, tuple[int, bool, str]] = {}
+_KNOWN: dict[object, tuple[int, dict[Shape, Way], str]] = {}
 
 
 @torch.inference_mode()
 def together_here(model: Decoder, most: int = LARGEST) -> Together:
     """The largest number of requests up to `most` whose common step gives each of them the bits it has alone.
 
-    Puts the model's numeric contract in force. Plain linear maps are tried as they are and, where that allows fewer
-    than `most`, as batched products of pairs.
+    Puts the model's numeric contract in force. A plain linear map whose rows do not keep their bits in one call takes
+    them in another way (see `_way`).
     """
     model.numeric.apply()
     numeric = model.numeric
     kernels = LINEAR_KERNELS[numeric.linear], ATTENTION_KERNELS[numeric.attention]
     key = (numeric, model.config, model.role_embedding is None, most, *kernels)
     if key not in _KNOWN:
-        size, limit, as_pairs = *_largest(model, _trial_layer(model), most), False
-        if size < most and numeric.linear == "plain":
-            other, other_limit = _largest(in_pairs(model), in_pairs(_trial_layer(model)), most)
-            if other > size:
-                size, limit, as_pairs = other, other_limit, True
-        _KNOWN[key] = size, as_pairs, limit
-    size, as_pairs, limit = _KNOWN[key]
-    return Together(size, in_pairs(model) if as_pairs else model, limit)
+        trial = _trial_layer(model)
+        ways = {shape_of(linear): _way(linear, most) for linear in _plain_maps(model, trial)}
+        size, limit = _largest(taking(model, ways), taking(trial, ways), most)
+        _KNOWN[key] = size, ways, limit
+    size, ways, limit = _KNOWN[key]
+    return Together(size, taking(model, ways), limit)
 
 
 def row_counts_equal(function: Rows, x: Tensor) -> int:
@@ -75,6 +74,39 @@ def row_counts_equal(function: Rows, x: Tensor) -> int:
             if not same_bits(function(torch.cat(pairs[order])), torch.cat(alone[order])):
                 return count - 1
     return len(pairs)
+
+
+def _plain_maps(model: Decoder, trial: Decoder) -> list[Plain]:
+    """The plain maps of the trial layer, and the model's own head where the trial layer has none of its size."""
+    layer = trial.layers[0]
+    maps = [layer.o_proj, layer.down_proj, trial.lm_head if _has_head(model, trial) else model.lm_head]
+    for joint in (layer.qkv_proj, layer.gate_up_proj):
+        maps += joint.maps if isinstance(joint, OneByOne) else []
+    return [linear for linear in maps if isinstance(linear, Plain)]
+
+
+def _way(linear: Plain, most: int) -> Way:
+    """How a plain map takes the rows of up to `most` requests: in one call where that keeps every pair's bits, else in
+    the faster of two ways that do, a batched product of pairs (tried on weights that are not large) and a call each.
+    """
+    weight = linear.weight
+    x = cancelling(COPIES * most, weight.shape[1], 2, weight.dtype, weight.device)[0][:, None]
+    if row_counts_equal(linear, x) == most:
+        return Plain
+    pairs, each = Pairs(weight, linear.bias), OneCallEach(weight, linear.bias)
+    if weight.numel() > LARGE or row_counts_equal(pairs, x) < most:
+        return OneCallEach
+    return Pairs if _seconds(pairs, x) < _seconds(each, x) else OneCallEach
+
+
+def _seconds(function: Rows, x: Tensor) -> float:
+    """The shortest of a few calls. It decides between ways of equal bits, never a bit."""
+    found = []
+    for _ in range(5):
+        start = perf_counter()
+        function(x).sum().item()
+        found.append(perf_counter() - start)
+    return min(found)
 
 
 def _largest(model: Decoder, trial: Decoder, most: int) -> tuple[int, str]:
@@ -100,7 +132,6 @@ def _parts(model: Decoder, trial: Decoder, most: int) -> Iterator[tuple[str, Row
 
     angles = torch.arange(config.head_dim, device=device).to(torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    own = config.vocab_size == model.config.vocab_size
     yield "the norm", lambda x: rms_norm(x, layer.input_layernorm, config.rms_norm_eps), wide(hidden)
     yield "the activation", lambda x: model.silu(x) * x, wide(config.intermediate_size)
     rotated = wide(heads * config.head_dim).unflatten(-1, (heads, config.head_dim))
@@ -109,7 +140,13 @@ def _parts(model: Decoder, trial: Decoder, most: int) -> Iterator[tuple[str, Row
     yield "the o map", layer.o_proj, wide(heads * config.head_dim)
     yield "the gate and up maps", partial(_joined, layer.gate_up_proj), wide(hidden)
     yield "the down map", layer.down_proj, wide(config.intermediate_size)
-    yield "the head", trial.lm_head if own else model.lm_head, wide(hidden).to(model.norm.device)
+    head = trial.lm_head if _has_head(model, trial) else model.lm_head
+    if not isinstance(head, OneCallEach):  # a very large one would take long, and its calls are those of one request
+        yield "the head", head, wide(hidden).to(model.norm.device)
+
+
+def _has_head(model: Decoder, trial: Decoder) -> bool:
+    return trial.config.vocab_size == model.config.vocab_size
 
 
 def _joined(joint: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ of a request) the same bits in any call. `minimodel.rows` checks that on the dev
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.decoder import Cache, Decoder, Layer, Observe, Record, unobserved
+from minimodel.decoder import Cache, Decoder, Observe, Record, unobserved
 from minimodel.linear import Joint, Linear, Plain
 from minimodel.linear_packed import OneByOne
 from minimodel.mask import check_mask
@@ -68,7 +69,8 @@ def step_together(model: Decoder, requests: Sequence[Request], observe: Observe 
 class Pairs:
     """F.linear of each pair of rows, [2K, 1, in] -> [2K, 1, out], as one batched product of K pairs.
 
-    MKL sums two FP32 rows in another order than four and more. A batch of products of two rows keeps the order of two.
+    MKL sums two FP32 rows in another order than four and more. A batch of products of two rows mostly has the order of
+    two, which `minimodel.rows` checks by shape.
     """
 
     weight: Tensor  # [out, in]
@@ -76,32 +78,51 @@ class Pairs:
 
     def __call__(self, x: Tensor) -> Tensor:
         pairs = x.reshape(-1, COPIES, x.shape[-1])
-        weight = self.weight.t().expand(len(pairs), -1, -1)
-        bias = self.bias
+        weight, bias = self.weight.t().expand(len(pairs), -1, -1), self.bias
         out = torch.bmm(pairs, weight) if bias is None else torch.baddbmm(bias.expand(len(pairs), 2, -1), pairs, weight)
         return out.view(*x.shape[:-1], -1)
 
 
-def in_pairs(model: Decoder) -> Decoder:
-    """The same decoder over the same weights, every linear map that is `Plain` taken as `Pairs`."""
+@dataclass(frozen=True)
+class OneCallEach:
+    """F.linear of each pair of rows in a call of its own: the bits of two rows wherever no other way has them."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([F.linear(pair.clone(), self.weight, self.bias) for pair in x.split(COPIES)])
+
+
+Way = type[Plain] | type[Pairs] | type[OneCallEach]
+Shape = tuple[int, int, bool]  # out, in, whether there is a bias
+
+
+def shape_of(linear: Plain) -> Shape:
+    return (*linear.weight.shape, linear.bias is not None)
+
+
+def taking(model: Decoder, ways: Mapping[Shape, Way]) -> Decoder:
+    """The same decoder over the same weights, whose `Plain` maps take the rows of several requests in these ways."""
+    if not ways:
+        return model
+
+    def taken(linear: Linear) -> Linear:
+        return ways[shape_of(linear)](linear.weight, linear.bias) if isinstance(linear, Plain) else linear
+
+    def joint(maps: Joint) -> Joint:
+        return OneByOne([taken(linear) for linear in maps.maps]) if isinstance(maps, OneByOne) else maps
+
     other = copy.copy(model)
-    other.lm_head, other.layers = _paired(model.lm_head), tuple(_paired_layer(layer) for layer in model.layers)
-    return other
-
-
-def _paired_layer(layer: Layer) -> Layer:
-    return replace(
-        layer,
-        qkv_proj=_paired_joint(layer.qkv_proj),
-        o_proj=_paired(layer.o_proj),
-        gate_up_proj=_paired_joint(layer.gate_up_proj),
-        down_proj=_paired(layer.down_proj),
+    other.lm_head = taken(model.lm_head)
+    other.layers = tuple(
+        replace(
+            layer,
+            qkv_proj=joint(layer.qkv_proj),
+            o_proj=taken(layer.o_proj),
+            gate_up_proj=joint(layer.gate_up_proj),
+            down_proj=taken(layer.down_proj),
+        )
+        for layer in model.layers
     )
-
-
-def _paired(linear: Linear) -> Linear:
-    return Pairs(linear.weight, linear.bias) if isinstance(linear, Plain) else linear
-
-
-def _paired_joint(joint: Joint) -> Joint:
-    return OneByOne([_paired(linear) for linear in joint.maps]) if isinstance(joint, OneByOne) else joint
+    return other

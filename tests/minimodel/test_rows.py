@@ -14,7 +14,7 @@ from minimodel.linear import LINEAR_KERNELS, Plain
 from minimodel.numbers import same_bits
 from minimodel.proof import cancelling
 from minimodel.rows import LARGEST, row_counts_equal, together_here
-from minimodel.together import Pairs, in_pairs
+from minimodel.together import OneCallEach, Pairs, shape_of, taking
 from tests.conftest import numeric
 
 CPU = torch.device("cpu")
@@ -103,8 +103,32 @@ def test_pairs_are_linear_maps_of_two_rows(biased: bool) -> None:
     assert float((pairs(x[:, None])[:, 0].double() - exact).abs().max() / scale) < 1e-6
 
 
-def test_a_decoder_in_pairs_shares_every_weight(fp32: Decoder) -> None:
-    other = in_pairs(fp32)
-    assert isinstance(other.lm_head, Pairs) and other.lm_head.weight is fp32.lm_head.weight
-    assert isinstance(fp32.lm_head, Plain), "the model itself stays as it was"
-    assert all(isinstance(layer.o_proj, Pairs) and isinstance(layer.down_proj, Pairs) for layer in other.layers)
+def test_ways_share_every_weight(fp32: Decoder) -> None:
+    head = fp32.lm_head
+    assert isinstance(head, Plain)
+    maps = [layer.o_proj for layer in fp32.layers] + [layer.down_proj for layer in fp32.layers] + [head]
+    joints = [joint for layer in fp32.layers for joint in (layer.qkv_proj, layer.gate_up_proj)]
+    shapes = {shape_of(linear) for linear in (*maps, *(each for joint in joints for each in joint.maps))}
+    other = taking(fp32, dict.fromkeys(shapes, OneCallEach))
+    assert isinstance(other.lm_head, OneCallEach) and other.lm_head.weight is head.weight
+    assert fp32.lm_head is head, "the model itself stays as it was"
+    assert all(isinstance(layer.o_proj, OneCallEach) for layer in other.layers)
+    assert all(isinstance(each, OneCallEach) for layer in other.layers for each in layer.qkv_proj.maps)
+    assert taking(fp32, {}) is fp32
+
+
+def test_a_plain_map_whose_rows_change_in_one_call_takes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where F.linear itself sums four rows in another order, every pair still gets the bits of two."""
+    real = F.linear
+
+    def altered(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return real(x, weight, bias) if x.numel() // x.shape[-1] < 4 else real(x, weight, bias) * (1 + 2**-20)
+
+    _, weight = cancelling(2, 64, 48, torch.float32, CPU)
+    linear = Plain(weight, None)
+    monkeypatch.setattr(F, "linear", altered)
+    way = rows._way(linear, 4)
+    assert way in (Pairs, OneCallEach)
+    x = torch.randn(8, 1, 64, generator=torch.Generator().manual_seed(4))
+    assert not same_bits(linear(x), torch.cat([linear(pair) for pair in x.split(2)])), "the control"
+    assert same_bits(way(weight, None)(x), torch.cat([linear(pair.clone()) for pair in x.split(2)]))
