@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.benchmark.bench import Measured
 from experiments.report.blocks import Figure, table
-from experiments.report.svg import Plot, line_look, ticks
+from experiments.report.charts import chart, legend, line_look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def growth_entry(measured: Measured) -> dict[str, Any]:
@@ -29,7 +32,7 @@ def growth_figures(document: dict[str, Any]) -> list[Figure]:
     steps = {n: [s * 1e3 for s in growth["step_seconds"][n]] for n in names}
     held = {"K and V, two copies": [size / 1e6 for size in growth["cache_bytes"]]}
     return [
-        _curves("growth-step", growth["ends"], steps, "ms a step", "Cost of a decode step against its context."),
+        _curves("growth-step", growth["ends"], steps, "ms per step", "Cost of a decode step against its context."),
         _curves(
             "growth-build",
             growth["ends"],
@@ -42,17 +45,14 @@ def growth_figures(document: dict[str, Any]) -> list[Figure]:
 
 
 def _curves(name: str, ends: Sequence[int], curves: dict[str, list[float]], unit: str, caption: str) -> Figure:
-    top = max(value for values in curves.values() for value in values)
-    plot = Plot(170, 62, [(label, line_look(index)) for index, label in enumerate(curves)])
-    x, y = plot.x_scale(0, ends[-1]), plot.y_scale(0, top)
-    plot.x_axis([(x(v), f"{v:g}") for v in ticks(0, ends[-1], whole=True)], "tokens in the cache")
-    plot.y_axis([(y(v), f"{v:g}") for v in ticks(0, top)], unit, grid=True)
-    for index, values in enumerate(curves.values()):
-        style, points = line_look(index), [(x(end), y(value)) for end, value in zip(ends, values)]
-        plot.path(points, style.colour, 1.4, style.dash)
-        for point in points:
-            plot.mark(*point, style, 2.2)
+    def draw(axes: "Axes") -> None:
+        for index, (label, values) in enumerate(curves.items()):
+            axes.plot(ends, values, label=label, markersize=4, **line_look(index))
+        axes.set(xlim=(0, None), ylim=(0, None), xlabel="tokens in the cache", ylabel=unit)
+        axes.grid(axis="y")
+        legend(axes)
+
     lines = [[str(end), *(f"{values[at]:.3g}" for values in curves.values())] for at, end in enumerate(ends)]
     told = "; ".join(f"{label}: {values[0]:.3g} {unit} to {values[-1]:.3g}" for label, values in curves.items())
     data = table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
-    return Figure(name, caption, f"Lines over the length. {told}.", data, plot.svg())
+    return chart(name, 2.6 + 0.25 * len(curves), draw, caption, f"Lines over the length. {told}.", data)

@@ -1,8 +1,9 @@
 """The blocks that a report consists of, before they become text, Markdown or HTML. Every text is plain: the renderers
 escape it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with its text alternative, and the numbers it shows as a table.
+    """A drawing with its text alternative, and the numbers it shows as a table."""
 
-    name: the drawing's file name. svg: as `svg.Drawing.svg` writes it.
-    """
-
-    name: str
+    name: str  # of the drawing's file
     caption: str
     alternative: str
     data: Table
-    svg: str
+    draw: Callable[[], str | None]  # returns the inline <svg> element; None where matplotlib cannot be loaded
     wide: bool = False  # on the page over the whole width
+
+    @cached_property
+    def svg(self) -> str | None:
+        """The drawing, made when it is first needed."""
+        return self.draw()
 
 
 @dataclass(frozen=True)

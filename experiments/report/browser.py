@@ -16,6 +16,7 @@ from experiments.report.blocks import Block, RowEntry, visible
 EMBEDDED_ROWS, EMBEDDED_CHARACTERS = 200, 3_500_000
 FILE_CHARACTERS = 1_500_000  # of one script file
 FOLDER = "rows"  # of the script files, beside the page
+HEAD = "window.stageReplayRows("  # with which each of them starts
 FILTERS = {"diverged": "suffixes part", "answer": "answer changed", "gate": "a gate failed"}
 SORTS = {"": "ledger order", "first": "first divergence", "margin": "margin", "drift": "drift, largest first"}
 
@@ -142,7 +143,7 @@ def _item(row: RowEntry, runs: Sequence[str], body: str) -> str:
 
 
 def _script_file(bodies: dict[str, str]) -> str:
-    return f"window.stageReplayRows({json.dumps(bodies, ensure_ascii=True)});\n"
+    return f"{HEAD}{json.dumps(bodies, ensure_ascii=True)});\n"
 
 
 def _text(text: str) -> str:

@@ -1,11 +1,14 @@
 """The blocks on carriers: whose suffix follows a partial transplant, by layer and by part."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.report.blocks import Block, Figure, table
+from experiments.report.charts import cell_grid, chart
 from experiments.report.runs import Run
-from experiments.report.svg import Plot, text_width
 from experiments.report.values import rate, scalar, words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SIDES = ("donor", "recipient", "neither")
 NUMBERED = 14  # columns of a map up to which a cell has room for its count
@@ -50,25 +53,27 @@ def carrier_figure(name: str, direction: str, sites: dict[str, Any]) -> Figure:
         for pattern, label in MAP
     ]
 
-    plot = Plot(26.0 * len(grid), 14 + max(text_width(label) for label, _ in grid))
-    x = plot.x_scale(0, max(depth, 1))
-    for row, (_, cells) in enumerate(grid):
-        for column, cell in enumerate(cells):
-            if cell and cell["rate"] is not None:
-                left, top = x(column), plot.y0 + 26 * row
-                plot.rect(left + 0.5, top + 0.5, x(1) - x(0) - 1, 25, "first", 0.06 + 0.6 * cell["rate"])
-                if depth <= NUMBERED:
-                    plot.text(left + (x(1) - x(0)) / 2, top + 17, str(cell["count"]), "middle", 11)
-    step = max(1, depth // 12)
-    plot.x_axis([(x(i + 0.5), str(i)) for i in range(0, depth, step)], "i")
-    plot.y_axis([(plot.y0 + 26 * (row + 0.5), label) for row, (label, _) in enumerate(grid)])
+    def draw(axes: "Axes") -> None:
+        cells = [
+            [
+                (str(cell["count"]) if depth <= NUMBERED else "", 0.06 + 0.6 * cell["rate"], "first")
+                if cell and cell["rate"] is not None
+                else None
+                for cell in line
+            ]
+            for _, line in grid
+        ]
+        cell_grid(axes, [label for label, _ in grid], list(map(str, range(depth))), cells)
+        axes.set_xlabel("i")
+
     lines = [[label, *(rate(cell) if cell else "" for cell in cells)] for label, cells in grid]
     most = {label: max((cell["count"] for cell in cells if cell), default=0) for label, cells in grid}
     told = ", ".join(f"{label} {count}" for label, count in most.items())
-    return Figure(
+    return chart(
         name,
+        2.4,
+        draw,
         f"{words(direction)}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more.",
         f"A map of layers against parts. Most rows that follow the donor: {told}.",
         table(f"Rows that follow the donor, {words(direction)}", ["part", *(str(i) for i in range(depth))], lines),
-        plot.svg(),
     )

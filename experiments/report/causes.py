@@ -124,13 +124,12 @@ def chunks_figure(name: str, chunks: dict[str, dict[str, Any]]) -> Figure:
         ]
         for k, size in enumerate(sizes)
     ]  # fmt: skip
-    ends = "; ".join(f"{cell}: {number(curve[0])} to {number(curve[-1])}" for cell, curve in values.items())
-    places = [(float(k), words(size)) for k, size in enumerate(sizes)]
-    return Figure(
+    return log_curves(
         name,
+        [words(size) for size in sizes],
+        values,
+        ("tokens in one call of prefill", "relative L2, median"),
         "Prefill in chunks against incremental: relative L2 of the boundary cache, median; one token per call is the "
         "incremental construction, and an invariant kernel stays exact.",
-        f"Lines over chunk sizes. {ends}.",
         table("Relative L2 by chunk size", ["tokens per call", *values], lines),
-        log_curves(places, values, "tokens in one call of prefill", "relative L2, median", turn=30),
     )

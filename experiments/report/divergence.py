@@ -1,6 +1,6 @@
-"""One divergence as a drawing: the equal part of the suffixes, the two tokens that part, margins, donors and drift."""
+"""One divergence as a drawing: the equal part of the suffixes, the two first differing tokens,
+margins, donors and drift."""
 
-from experiments.report.plots import log_curves
 from experiments.report.rows import TRANSPLANTED, View, suffix_of
 from experiments.report.style import SERIES
 from experiments.report.svg import Drawing, text_width
@@ -8,7 +8,7 @@ from experiments.report.texts import spans
 from experiments.report.values import number, words
 from minimodel.errors import InputError
 
-WIDTH, LANE, TAIL, REST = 860.0, 118.0, 40, 62
+WIDTH, HEIGHT, LANE, TAIL, REST = 860.0, 376.0, 118.0, 40, 62
 
 
 def divergence_drawing(one: View) -> Drawing:
@@ -17,8 +17,8 @@ def divergence_drawing(one: View) -> Drawing:
         raise InputError(f"{one.run.path}: row {one.key!r}: expected suffixes that part, found none to draw")
     if one.texts.codec is None:
         raise InputError(f"{one.run.path}: row {one.key!r}: expected its tokenizer; {'; '.join(one.texts.missing)}")
-    drawing = Drawing(424, WIDTH)
-    drawing.rect(0, 0, WIDTH, 424, "page")
+    drawing = Drawing(HEIGHT, WIDTH)
+    drawing.rect(0, 0, WIDTH, HEIGHT, "page")
     length = one.row["prefix"]["length"]
     drawing.text(20, 32, f"One prefix of {length} tokens, one greedy decoder, two caches", size=17, weight="600")
     names = " and ".join(map(words, one.arms))
@@ -80,19 +80,17 @@ def _lane(drawing: Drawing, one: View, index: int, top: float) -> None:
 
 
 def _drift(drawing: Drawing, one: View) -> None:
-    layers = one.pair["cache"]["layers"]
-    curves = {
-        label: [layer[tensor]["relative_l2"] for layer in layers] for label, tensor in (("K", "key"), ("V", "value"))
-    }
-    places = [(float(k), str(k)) for k in range(len(layers))]
-    drawing.embed(log_curves(places, curves, "layer", "relative L2", height=86), 10, 262, 390)
+    """How far the caches and the logits were apart at the boundary."""
     assert one.divergence is not None, "checked by the caller"
-    apart = one.divergence
+    apart, layers = one.divergence, one.pair["cache"]["layers"]
+    notes = []
+    for label, tensor in (("K", "key"), ("V", "value")):
+        drift = [layer[tensor]["relative_l2"] for layer in layers]
+        notes.append(
+            f"{label} {number(drift[0])} in layer 0, at most {number(max(drift))}, in layer {drift.index(max(drift))}"
+        )
     enough = apart.margin is not None and apart.margin <= apart.max_drift
-    notes = (
-        "Left: how far the two boundary caches are apart, by layer.",
-        f"Their boundary logits differ by up to {number(apart.max_drift)},",
-        "at least the smaller margin of the choice." if enough else "less than the smaller margin of the choice.",
-    )
-    for k, line in enumerate(notes):
-        drawing.text(430, 336 + 22 * k, line, size=13)
+    drawing.text(20, 330, f"Boundary caches apart, relative L2: {'; '.join(notes)}.", size=13)
+    told = "at least" if enough else "less than"
+    text = f"Boundary logits apart by up to {number(apart.max_drift)}, {told} the smaller margin of the choice."
+    drawing.text(20, 352, text, size=13)

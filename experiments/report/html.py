@@ -161,11 +161,13 @@ def _folded(summary: str, content: str) -> str:
 
 
 def _figure(figure: Figure, within: str) -> str:
-    """The drawing, its caption, and its numbers on demand."""
-    label = f'<svg role="img" aria-label="{_text(figure.alternative)}"'
+    """The drawing, its caption, and its numbers on demand; without a drawing, the numbers."""
     whole = ' class="whole" tabindex="0"' if figure.wide else ""
+    drawing, data = "", _table(figure.data, within)
+    if figure.svg:
+        label = f'<svg role="img" aria-label="{_text(figure.alternative)}"'
+        drawing, data = figure.svg.replace("<svg", label, 1), _folded("The numbers of this figure", data)
     return (
-        f'<figure id="figure-{_text(figure.name)}"{whole}>\n{figure.svg.replace("<svg", label, 1)}\n'
-        f"<figcaption>{_text(figure.caption)}</figcaption>\n"
-        f"{_folded('The numbers of this figure', _table(figure.data, within))}\n</figure>"
+        f'<figure id="figure-{_text(figure.name)}"{whole}>\n{drawing}\n'
+        f"<figcaption>{_text(figure.caption)}</figcaption>\n{data}\n</figure>"
     )

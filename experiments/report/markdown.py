@@ -63,5 +63,5 @@ def markdown_table(table: Table) -> str:
 
 
 def _figure(figure: Figure, drawings: bool) -> str:
-    drawing = f"![{_text(figure.alternative)}]({FIGURES}/{figure.name}.svg)\n\n" if drawings else ""
+    drawing = f"![{_text(figure.alternative)}]({FIGURES}/{figure.name}.svg)\n\n" if drawings and figure.svg else ""
     return f"{drawing}{_text(figure.caption)}\n\n{markdown_table(figure.data)}"

@@ -6,10 +6,10 @@ from typing import Any
 from experiments.harness.canonical import sha256_file
 from experiments.harness.rundir import INFORMATION, ROWS
 from experiments.report.blocks import Alert, Block, Cell, Paragraph, Section, Table, Verdict, table
-from experiments.report.design import design_figure
-from experiments.report.grids import visibility_figure
 from experiments.report.machine import FILE as MACHINE
 from experiments.report.machine import machine_table
+from experiments.report.pictures import design_figure
+from experiments.report.plots import visibility_figure
 from experiments.report.runs import Run, pairs
 from experiments.report.tables import head
 from experiments.report.values import rate, scalar, words

@@ -1,79 +1,107 @@
-"""The drawings of paired comparisons: rates with Wilson bars, accuracy, first divergences, drift by layer.
+"""The charts of paired comparisons and transplants, each beside the table of the numbers it shows.
 
-Each draws the numbers that its table shows and computes no statistic beyond medians of the ledger's values. Series
-differ by marker and line as well as by colour.
+No statistic is computed here beyond medians of the ledger's values. Series differ by marker and line as well as by
+colour.
 """
 
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from experiments.report.blocks import Figure, table
+from experiments.report.blocks import Figure, Table, table
+from experiments.report.charts import (
+    LIGHT,
+    bar,
+    cell_grid,
+    chart,
+    legend,
+    line_look,
+    log_scale,
+    look,
+    name_rows,
+    short,
+)
 from experiments.report.runs import Pair
-from experiments.report.svg import Look, Plot, fitted, line_look, look, powers, text_width, ticks
 from experiments.report.values import change, number, rate, words
+from minimodel.roles import ROLE_NAMES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ENDPOINTS = ("suffix_disagreement", "merge_disagreement", "answer_disagreement", "correctness_disagreement")
-ROW = 15.0  # height of one bar in a plot of named rows
+CONSTRUCTIONS = ("incremental", "prefill")
+# (recipient, donor of the cache) -> the arm; the native constructions keep their own cache
+TRANSPLANTS = {
+    ("incremental", "incremental"): "incremental",
+    ("incremental", "prefill"): "prefill_cache_into_incremental",
+    ("prefill", "incremental"): "incremental_cache_into_prefill",
+    ("prefill", "prefill"): "prefill",
+}
 
 
 def rates_figure(name: str, pairs: Sequence[Pair]) -> Figure:
     """Disagreement rates with their Wilson 95 % intervals, one series per pair."""
     endpoints = [key for key in ENDPOINTS if any(key in pair.summary for pair in pairs)]
-    labels = [words(key).removesuffix(" disagreement") for key in endpoints]
-    height = ROW * len(pairs) + 8
-    plot = Plot(height * len(endpoints), 14 + max(map(text_width, labels)), _legend([p.label for p in pairs], look))
-    x = plot.x_scale(0, 100)
-    plot.x_axis([(x(v), f"{v:g}") for v in ticks(0, 100)], "rows that disagree, %", grid=True)
-    middles = [plot.y0 + height * (k + 0.5) for k in range(len(endpoints))]
-    plot.y_axis(list(zip(middles, labels)))
-    for middle, key in zip(middles, endpoints):
+    step = min(0.25, 0.7 / len(pairs))
+
+    def draw(axes: "Axes") -> None:
         for index, pair in enumerate(pairs):
-            block = pair.summary.get(key)
-            if block and block["rate"] is not None:
-                y = middle + (index - (len(pairs) - 1) / 2) * ROW
-                _bar(plot, x, y, 100 * block["rate"], [100 * bound for bound in block["wilson_95"]], look(index))
+            label = short(pair.label)
+            for place, key in enumerate(endpoints):
+                block = pair.summary.get(key)
+                if block and block["rate"] is not None:
+                    y = place + (index - (len(pairs) - 1) / 2) * step
+                    bar(axes, 100 * block["rate"], [100 * bound for bound in block["wilson_95"]], y, index, label)
+                    label = ""
+        name_rows(axes, [words(key).removesuffix(" disagreement") for key in endpoints])
+        axes.set_xlim(-2, 102)
+        axes.set_xlabel("rows that disagree, %")
+        legend(axes)
+
     lines = [[words(key), *(_rate(pair.summary.get(key)) for pair in pairs)] for key in endpoints]
     data = table("Disagreement of the two arms", ["endpoint", *(pair.label for pair in pairs)], lines)
     told = "; ".join(f"{line[0]}: " + ", ".join(line[1:]) for line in lines)
-    return Figure(
+    return chart(
         name,
+        0.8 + 0.25 * len(pairs) + len(endpoints) * (0.25 + 0.17 * len(pairs)),
+        draw,
         "Share of rows on which the two constructions disagree, with Wilson 95 % intervals.",
         f"Dots with interval bars, one series per run and precision. {told}.",
         data,
-        plot.svg(),
     )
 
 
 def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure:
     """The paired accuracy difference with its bootstrap interval, one line per pair; no bar where there is none."""
     blocks = [pair.summary["accuracy"] for pair in pairs]
-    reach = max([5.0, *(abs(b) for block in blocks for b in block["bootstrap_95"] or [])]) * 1.1
-    labels = [fitted(pair.label, 190) for pair in pairs]
-    plot = Plot(24.0 * len(pairs), 14 + max(map(text_width, labels)))
-    x = plot.x_scale(-reach, reach)
-    plot.x_axis([(x(v), f"{v:+g}") for v in ticks(-reach, reach, 4)], "accuracy, second arm minus first, points", True)
-    plot.line(x(0), plot.y0, x(0), plot.y1, "muted")
-    middles = [plot.y0 + 24 * (k + 0.5) for k in range(len(pairs))]
-    plot.y_axis(list(zip(middles, labels)))
-    for index, (y, block) in enumerate(zip(middles, blocks)):
-        if block["difference_points"] is not None:
-            bounds = None if block.get("bootstrap_note") else block["bootstrap_95"]
-            _bar(plot, x, y, block["difference_points"], bounds, look(index))
+
+    def draw(axes: "Axes") -> None:
+        axes.axvline(0, color=LIGHT["muted"], linewidth=1)
+        for index, block in enumerate(blocks):
+            if block["difference_points"] is not None:
+                bounds = None if block.get("bootstrap_note") else block["bootstrap_95"]
+                bar(axes, block["difference_points"], bounds, index, index)
+        name_rows(axes, [short(pair.label, 28) for pair in pairs])
+        reach = 1.1 * max([5.0, *(abs(bound) for block in blocks for bound in block["bootstrap_95"] or [])])
+        axes.set_xlim(-reach, reach)
+        axes.set_xlabel("accuracy, second arm minus first, points")
+
     lines = []
     for pair, block in zip(pairs, blocks):
         counts = [f"{arm} {block[arm]['correct']}/{block[arm]['n']}" for arm in pair.arms]
         lines.append([pair.label, *counts, change(block)])
     data = table("Accuracy of the two arms", ["run", "first arm", "second arm", "paired difference"], lines)
-    return Figure(
+    return chart(
         name,
+        0.7 + 0.35 * len(pairs),
+        draw,
         "Paired accuracy difference with its bootstrap 95 % interval. A dot without a bar has no interval: every row "
         "has the same difference. Zero with few discordant rows does not establish that the constructions are equal.",
         "One dot with an interval bar per run. " + "; ".join(f"{a}: {b}, {c}, {d}" for a, b, c, d in lines) + ".",
         data,
-        plot.svg(),
     )
 
 
@@ -87,26 +115,26 @@ def divergence_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
     edges = _edges(max(max(indices) for _, indices in shown))
     bins = list(itertools.pairwise(edges))
     counts = [[sum(a <= i < b for i in indices) for a, b in bins] for _, indices in shown]
-    most = max(map(max, counts))
-    plot = Plot(170, 44, _legend([pair.label for pair, _ in shown], look))
-    x, y = plot.x_scale(edges[0], edges[-1]), plot.y_scale(0, most)
-    plot.y_axis([(y(v), f"{v:g}") for v in ticks(0, most, whole=True)], "rows", grid=True)
-    for index, column in enumerate(counts):
-        share = 1 / len(counts)
-        for (a, b), count in zip(bins, column):
-            width = (x(b) - x(a)) * 0.9 * share
-            plot.rect(x(a) + index * width, y(count), width, plot.y1 - y(count), look(index).colour)
-    plot.x_axis([(x(v), f"{v:g}") for v in ticks(0, edges[-1], whole=True)], "first differing token after the boundary")
+
+    def draw(axes: "Axes") -> None:
+        colours = [look(index)["color"] for index in range(len(shown))]
+        labels = [short(pair.label) for pair, _ in shown]
+        axes.hist([indices for _, indices in shown], bins=edges, color=colours, label=labels, rwidth=0.85)
+        axes.locator_params(integer=True)
+        axes.set(xlabel="first differing token after the boundary", ylabel="rows")
+        legend(axes)
+
     lines = [[f"{a} to {b - 1}", *(str(column[k]) for column in counts)] for k, (a, b) in enumerate(bins)]
     spread = "; ".join(f"{p.label}: {_spread(p.summary['first_divergence'])}" for p, _ in shown)
     quiet = [pair.label for pair, indices in found if all(i is None for i in indices)]
     none = f" No row diverges in {', '.join(quiet)}." if quiet else ""
-    return Figure(
+    return chart(
         name,
+        2.7 + 0.25 * len(shown),
+        draw,
         f"Where the suffixes of the two constructions first differ.{none}",
         f"Histogram of first divergences. {spread}.{none}",
         table("Rows by first differing token", ["token", *(pair.label for pair, _ in shown)], lines),
-        plot.svg(),
     )
 
 
@@ -121,59 +149,110 @@ def drift_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
         return None
     depth = max(map(len, curves.values()))
     lines = [[str(k), *(number(c[k]) if k < len(c) else "" for c in curves.values())] for k in range(depth)]
-    ends = "; ".join(
-        f"{label}: {number(curve[0])} in layer 0, {number(curve[-1])} in the last" for label, curve in curves.items()
-    )
-    places = [(float(k), str(k)) for k in range(depth)]
-    return Figure(
+    return log_curves(
         name,
-        "Drift of the boundary cache by layer, keys (K) and values (V), median over rows; 0 is bit-exact.",
-        f"Lines over the layers. {ends}.",
+        list(range(depth)),
+        curves,
+        ("layer", "relative L2, median"),
+        "Drift of the boundary cache by layer, keys (K) and values (V), median over rows; exact means equal bits.",
         table("Median relative L2 by layer", ["layer", *curves], lines),
-        log_curves(places, curves, "layer", "relative L2, median"),
     )
 
 
 def log_curves(
-    places: Sequence[tuple[float, str]],
+    name: str,
+    places: Sequence[Any],
     curves: dict[str, Sequence[float | None]] | dict[str, list[float]],
-    across: str,
-    up: str,
-    turn: float = 0.0,
-    height: float = 180,
-) -> str:
-    """Curves on a logarithmic axis whose bottom line, "exact", stands for zero. places: (value, label) along x."""
-    positive = [value for curve in curves.values() for value in curve if value]
-    low = 10.0 ** math.floor(math.log10(min(positive, default=1e-8)))
-    high = 10.0 ** math.ceil(math.log10(max(positive, default=1e-7)))
-    high = high if high > low else low * 10
-    exact = any(value == 0 for curve in curves.values() for value in curve)
-    floor = low / 10 ** (0.12 * math.log10(high / low) + 0.3) if exact else low
-    plot = Plot(height, 62, _legend(list(curves), line_look), bottom=54 if turn else 40)
-    margin = 0.03 * ((places[-1][0] - places[0][0]) or 1)
-    x, y = plot.x_scale(places[0][0] - margin, places[-1][0] + margin), plot.y_scale(floor, high, log=True)
-    shown = places[:: 1 + len(places) // 14]
-    plot.x_axis([(x(value), label) for value, label in shown], across, turn=turn)
-    marks = [(y(v), f"1e{round(math.log10(v))}") for v in powers(low, high)]
-    plot.y_axis([*marks, *([(y(floor), "exact")] if exact else [])], up, grid=True)
-    for index, curve in enumerate(curves.values()):
-        points = [(x(at), y(v or floor)) for (at, _), v in zip(places, curve) if v is not None]
-        style = line_look(index)
-        plot.path(points, style.colour, 1.4, style.dash)
-        for point in points:
-            plot.mark(*point, style, 2.6)
-    return plot.svg()
+    axis_names: tuple[str, str],
+    caption: str,
+    data: Table,
+) -> Figure:
+    """Curves over places, numbers or words, on a logarithmic axis on which "exact" stands for zero."""
+
+    def draw(axes: "Axes") -> None:
+        for index, (label, curve) in enumerate(curves.items()):
+            heights = [math.nan if value is None else value for value in curve]
+            axes.plot(places[: len(curve)], heights, label=short(label), markersize=4.5, **line_look(index))
+        log_scale(axes, [value for curve in curves.values() for value in curve if value is not None], "exact")
+        if isinstance(places[0], str):
+            axes.tick_params(axis="x", rotation=30)
+        else:
+            axes.locator_params(axis="x", integer=True)
+        axes.set(xlabel=axis_names[0], ylabel=axis_names[1])
+        legend(axes)
+
+    ends = "; ".join(f"{label}: {number(c[0])} to {number(c[-1])}" for label, c in curves.items())
+    return chart(name, 2.9 + 0.25 * len(curves), draw, caption, f"Lines, first to last {axis_names[0]}. {ends}.", data)
 
 
-def _legend(labels: Sequence[str], style: Callable[[int], Look]) -> list[tuple[str, Look]]:
-    return [(label, style(index)) for index, label in enumerate(labels)]
+def visibility_figure(name: str, visibility: Sequence[Sequence[int]]) -> Figure:
+    """The 6 x 6 role table: query rows, key columns."""
+    names = [words(ROLE_NAMES[role]) for role in range(len(visibility))]
+
+    def draw(axes: "Axes") -> None:
+        cells = [[("✓", 0.6, "first") if seen else ("", 1.0, "panel") for seen in row] for row in visibility]
+        cell_grid(axes, names, names, cells)
+        axes.set(xlabel="key role", ylabel="query role")
+
+    lines = [[names[q], *("yes" if seen else "no" for seen in row)] for q, row in enumerate(visibility)]
+    told = "; ".join(
+        f"{names[q]} sees {', '.join(names[k] for k, seen in enumerate(row) if seen)}"
+        for q, row in enumerate(visibility)
+    )
+    return chart(
+        name,
+        2.8,
+        draw,
+        "Which role may attend to which, within causality and padding.",
+        f"A grid of six query roles against six key roles. {told}.",
+        table("Visibility", ["query", *names], lines),
+    )
 
 
-def _bar(plot: Plot, x: Any, y: float, value: float, bounds: Sequence[float] | None, style: Look) -> None:
-    """A mark with its interval, at height `y`."""
-    if bounds is not None:
-        plot.line(x(bounds[0]), y, x(bounds[1]), y, style.colour, 2.2)
-    plot.mark(x(value), y, style)
+def transplant_figure(name: str, label: str, rows: Sequence[dict[str, Any]]) -> Figure | None:
+    """Recipient against cache donor: how many divergent rows follow which construction's suffix."""
+    arms_of = [row["arms"] for row in rows if row.get("arms")]
+    divergent = [arms for arms in arms_of if follows(arms, "prefill") != follows(arms, "incremental")]
+    if not divergent:
+        return None
+    counts = {cell: Counter(follows(arms, arm) for arms in divergent) for cell, arm in TRANSPLANTS.items()}
+    sides = (*CONSTRUCTIONS, "neither")
+
+    def draw(axes: "Axes") -> None:
+        cells = [
+            [
+                (
+                    "\n".join(f"{counts[recipient, donor][side]} {side}" for side in sides),
+                    0.08 + 0.4 * counts[recipient, donor][donor] / len(divergent),
+                    "first" if donor == "incremental" else "second",
+                )
+                for donor in CONSTRUCTIONS
+            ]
+            for recipient in CONSTRUCTIONS
+        ]
+        cell_grid(axes, CONSTRUCTIONS, CONSTRUCTIONS, cells)
+        axes.set(xlabel="donor of the whole cache", ylabel="recipient of the cache")
+
+    lines = [
+        [f"{recipient} recipient, {donor} cache", *(str(found[side]) for side in sides)]
+        for (recipient, donor), found in counts.items()
+    ]
+    told = "; ".join(f"{line[0]}: {line[1]} follow incremental, {line[2]} prefill, {line[3]} neither" for line in lines)
+    return chart(
+        name,
+        3.0,
+        draw,
+        f"{label}: whose suffix each of the {len(divergent)} divergent rows follows. Where the cache "
+        "carries the trajectory, every column holds one kind.",
+        f"A grid of two recipients against two cache donors. {told}.",
+        table("Rows by the suffix they follow", ["state", *sides], lines),
+    )
+
+
+def follows(arms: dict[str, Any], arm: str) -> str:
+    """The constructions whose suffix the arm repeats, or "neither"."""
+    suffix = arms[arm]["suffix_sha256"]
+    return " and ".join(name for name in CONSTRUCTIONS if arms[name]["suffix_sha256"] == suffix) or "neither"
 
 
 def _medians(rows: Sequence[Sequence[float | None]]) -> list[float]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from decode.text import LETTERS, TextCodec
 from experiments.harness.ledger import row_key
-from experiments.report.blocks import Alert, Block, Figure, Paragraph, Passage, Passages, RowEntry, Span, Table, table
-from experiments.report.grids import TRANSPLANTS, mask_figure
-from experiments.report.plots import log_curves
+from experiments.report.blocks import Alert, Block, Paragraph, Passage, Passages, RowEntry, Span, Table, table
+from experiments.report.pictures import mask_figure
+from experiments.report.plots import TRANSPLANTS, follows
 from experiments.report.runs import Run
 from experiments.report.style import ROLE_COLOURS, SERIES
 from experiments.report.texts import Texts, by_block, read_texts, spans, token_text
@@ -141,7 +141,7 @@ def row_blocks(one: View, anchor: str) -> list[Block]:
         blocks.append(_arms_table(one))
     if set(TRANSPLANTED) <= set(arms):
         blocks.append(_donors(arms))
-    return [*blocks, *_sites(one.row), *_figures(one, anchor), _gates(one.row)]
+    return [*blocks, *_sites(one.row), *_cache(one, anchor), _gates(one.row)]
 
 
 def _uncompared(row: dict[str, Any]) -> str:
@@ -176,7 +176,7 @@ def _statement(one: View) -> str:
             f"the two differ by up to {number(apart.max_drift)}, {number(apart.mean_drift)} on average."
         )
     followed = [
-        f"the {donor} cache in the {recipient} state follows {_follows(one.row['arms'], arm)}"
+        f"the {donor} cache in the {recipient} state follows {follows(one.row['arms'], arm)}"
         for arm, (recipient, donor) in TRANSPLANTED.items()
         if arm in one.row["arms"]
     ]
@@ -185,11 +185,6 @@ def _statement(one: View) -> str:
 
 def _token(tokens: Sequence[int], index: int) -> int | None:
     return tokens[index] if index < len(tokens) else None
-
-
-def _follows(arms: dict[str, Any], arm: str) -> str:
-    sides = [name for name in ("incremental", "prefill") if suffix_of(arms[name]) == suffix_of(arms[arm])]
-    return " and ".join(sides) or "neither"
 
 
 def _question(one: View) -> list[Block]:
@@ -273,7 +268,7 @@ def _arms_table(one: View) -> Table:
 
 def _donors(arms: dict[str, Any]) -> Table:
     lines = [
-        [f"{recipient} state", donor, _follows(arms, arm)]
+        [f"{recipient} state", donor, follows(arms, arm)]
         for (recipient, donor), arm in TRANSPLANTS.items()
         if arm in arms
     ]
@@ -290,11 +285,10 @@ def _sites(row: dict[str, Any]) -> list[Block]:
     return [table("Whom each partial transplant follows", ["site", *map(words, directions)], lines)]
 
 
-def _figures(one: View, anchor: str) -> list[Block]:
-    found: list[Block] = []
+def _cache(one: View, anchor: str) -> list[Block]:
+    """Drift of the boundary cache by layer, and the attention mask."""
     layers = one.pair.get("cache", {}).get("layers")
-    if layers:
-        found.append(_drift(f"{anchor}-drift", layers))
+    found: list[Block] = [_drift(layers)] if layers else []
     tokens, contract = one.row.get("prefix", {}).get("tokens"), one.texts.contract
     if tokens and contract is not None and one.arms is not None:
         whole = [*tokens, *suffix_of(one.row["arms"][one.arms[0]])]
@@ -303,19 +297,13 @@ def _figures(one: View, anchor: str) -> list[Block]:
     return found
 
 
-def _drift(name: str, layers: Sequence[dict[str, Any]]) -> Figure:
-    curves = {
-        label: [layer[tensor]["relative_l2"] for layer in layers] for label, tensor in (("K", "key"), ("V", "value"))
-    }
-    lines = [[str(k), *(number(curve[k]) for curve in curves.values())] for k in range(len(layers))]
-    places = [(float(k), str(k)) for k in range(len(layers))]
-    ends = "; ".join(f"{label}: {number(c[0])} in layer 0, {number(c[-1])} in the last" for label, c in curves.items())
-    return Figure(
-        name,
-        "Drift of this row's boundary cache by layer, keys (K) and values (V); exact means equal in every bit.",
-        f"Two lines over the layers. {ends}.",
-        table("Relative L2 by layer", ["layer", *curves], lines),
-        log_curves(places, curves, "layer", "relative L2"),
+def _drift(layers: Sequence[dict[str, Any]]) -> Table:
+    tensors = {"K": "key", "V": "value"}
+    lines = [
+        [str(k), *(number(layer[one]["relative_l2"]) for one in tensors.values())] for k, layer in enumerate(layers)
+    ]
+    return table(
+        "Drift of the boundary cache by layer, relative L2; 0 means equal in every bit", ["layer", *tensors], lines
     )
 
 

@@ -13,9 +13,15 @@ from experiments.report.blocks import Alert, Block, Paragraph, Report, Section, 
 from experiments.report.carriers import carrier_blocks
 from experiments.report.causes import causes_blocks
 from experiments.report.cautions import cautions, head_blocks
-from experiments.report.grids import TRANSPLANTS, transplant_figure
 from experiments.report.markdown import render_markdown
-from experiments.report.plots import accuracy_figure, divergence_figure, drift_figure, rates_figure
+from experiments.report.plots import (
+    TRANSPLANTS,
+    accuracy_figure,
+    divergence_figure,
+    drift_figure,
+    rates_figure,
+    transplant_figure,
+)
 from experiments.report.runs import Pair, Run, pairs
 from experiments.report.tables import (
     all_values,

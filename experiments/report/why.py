@@ -3,13 +3,16 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.report.blocks import Block, Figure, Table, table
+from experiments.report.charts import LIGHT, chart, decades, legend, log_scale, look
 from experiments.report.runs import Pair
-from experiments.report.svg import Plot, look, powers, text_width
 from experiments.report.values import number, scalar
 from stats.margins import margin_ulps
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -113,25 +116,25 @@ def _figure(name: str, pair: Pair, found: Sequence[Divergence], free: Sequence[f
     points = [[(one.max_drift, m) for one in found if (m := one.margins[k]) is not None] for k in (0, 1)]
     flat = [point for arm in points for point in arm]
     middle = statistics.median(free)
-    positive = [value for point in flat for value in point if value] + ([middle] if middle else [])
-    ties = any(not margin for _, margin in flat)
-    low, high = min(positive) / 2, max(positive) * 2
-    floor = low / 3 if ties else low
-    left = 34 + max(text_width(f"{value:g}", 11) for value in [*powers(floor, high), 0.001])
-    plot = Plot(190, left, [(arm, look(index)) for index, arm in enumerate(pair.arms)])
-    x, y = plot.x_scale(low, high, log=True), plot.y_scale(floor, high, log=True)
-    plot.polygon([(x(low), y(low)), (x(high), y(high)), (x(high), plot.y1), (x(low), plot.y1)], "muted", 0.15)
-    plot.line(x(low), y(low), x(high), y(high), "muted", 1.2, "5 3")
-    plot.x_axis([(x(v), f"{v:g}") for v in powers(low, high)], "largest difference of the boundary logits", grid=True)
-    ticks = [(y(v), f"{v:g}") for v in powers(low, high)] + ([(y(floor), "tie")] if ties else [])
-    plot.y_axis(ticks, "margin at the divergence", grid=True)
-    if middle:
-        plot.line(plot.x0, y(middle), plot.x1, y(middle), "ink", 1.0, "2 3")
-        plot.text(plot.x0 + 6, y(middle) + 14, "median of all free choices", size=11)
-    for index, arm in enumerate(points):
-        for drift, margin in arm:
-            if drift:
-                plot.mark(x(drift) + 3 * (2 * index - 1), y(margin or floor), look(index))
+    low, high = decades([drift for drift, _ in flat])
+
+    def draw(axes: "Axes") -> None:
+        log_scale(axes, [*(margin for _, margin in flat), middle or 1.0], "tie")
+        axes.set(xscale="log", xlim=(low, high), xlabel="largest difference of the boundary logits")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(axis="both")
+        axes.set_ylabel("margin at the divergence")
+        axes.fill_between([low, high], [low, high], axes.get_ylim()[0], color=LIGHT["muted"], alpha=0.15)
+        axes.plot([low, high], [low, high], color=LIGHT["muted"], linewidth=1.2, linestyle="--")
+        if middle:
+            axes.axhline(middle, color=LIGHT["ink"], linewidth=1, linestyle=":", label="median of all free choices")
+        for index, arm in enumerate(points):
+            drifts, margins = zip(*((d, m) for d, m in arm if d)) if any(d for d, _ in arm) else ((), ())
+            axes.plot(drifts, margins, linestyle="none", label=pair.arms[index], fillstyle=("full", "none")[index],
+                      **look(index))  # fmt: skip
+        legend(axes)
+
     caption = (
         f"{pair.label}: each arm's margin at the first divergence over the largest difference of the two boundary "
         "logits. In the shaded half the drift at the boundary is at least the margin. Ties are on the bottom line. The "
@@ -140,7 +143,7 @@ def _figure(name: str, pair: Pair, found: Sequence[Divergence], free: Sequence[f
     lines = [[one.row, number(one.max_drift), *map(_margin, one.margins)] for one in found]
     told = f"{sum(margin <= drift for drift, margin in flat)} of {len(flat)} marks lie in the shaded half."
     data = table("Margin and drift by row", ["row", "largest drift", *pair.arms], lines)
-    return Figure(name, caption, f"Scatter of margin over drift on logarithmic axes. {told}", data, plot.svg())
+    return chart(name, 3.6, draw, caption, f"Scatter of margin over drift on logarithmic axes. {told}", data)
 
 
 def _margin(value: float | None) -> str:

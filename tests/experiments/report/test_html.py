@@ -52,7 +52,7 @@ def test_hostile_text_is_text_in_every_kind_of_block():
     data = table(HOSTILE, ["a", Link(HOSTILE, "there")], [[HOSTILE, HOSTILE]])
     blocks = (
         *(Paragraph(HOSTILE), Alert(HOSTILE), Verdict(HOSTILE), data),
-        Figure("drawn", HOSTILE, HOSTILE, data, "<svg></svg>"),
+        Figure("drawn", HOSTILE, HOSTILE, data, lambda: "<svg></svg>"),
         Table(HOSTILE, ("x",), ((HOSTILE,),), folded=True),
         Passages(HOSTILE, (Passage(HOSTILE, (Span(HOSTILE), Span(HOSTILE, "mark"), Span(HOSTILE, "special"))),)),
     )

@@ -1,7 +1,12 @@
-"""The matched design (the paper's Figure 1) as a drawing."""
+"""Pictures of the matched design (the paper's Figure 1) and of one row's attention mask."""
+
+from collections.abc import Sequence
 
 from experiments.report.blocks import Figure, table
-from experiments.report.svg import Drawing
+from experiments.report.style import ROLE_COLOURS
+from experiments.report.svg import Drawing, text_width
+from experiments.report.values import words
+from minimodel.roles import ROLE_NAMES
 
 WIDTH, HEIGHT = 760.0, 396.0
 # construction: (what feeds the tokens, what its replica is, colour)
@@ -47,7 +52,7 @@ def design_figure() -> Figure:
         "replica that must be bit-equal. All continue under one greedy suffix decoder and are compared in cache, "
         "logits, suffix, merge, answer and correctness. Between incremental and prefill, whole caches are exchanged.",
         table("The three constructions", ["construction", "fed with", "replica"], lines),
-        drawing.svg(),
+        drawing.svg,
         wide=True,
     )
 
@@ -61,3 +66,50 @@ def _box(
     for k, line in enumerate(lines):
         size, fill, weight = (13.0, stroke, "600") if k == 0 else (11.0, "ink", "")
         drawing.text(x + width / 2, top + 17 * k - 2, line, "middle", size, fill, weight=weight)
+
+
+def mask_figure(
+    name: str, blocks: Sequence[tuple[int, int]], visibility: Sequence[Sequence[int]], boundary: int | None = None
+) -> Figure:
+    """The attention mask of one row, to scale.
+
+    blocks: (role, tokens) in order, delimiters included; boundary: tokens of the prefix, marked by a line.
+    """
+    starts = [sum(length for _, length in blocks[:k]) for k in range(len(blocks))]
+    total = sum(length for _, length in blocks)
+    names = [words(ROLE_NAMES[role]) for role, _ in blocks]
+    left_edge = 14 + max(map(text_width, names))
+    drawing = Drawing(334, 440)
+
+    def x(position: float) -> float:
+        return left_edge + position / total * (428 - left_edge)
+
+    def y(position: float) -> float:
+        return 24 + position / total * 256
+
+    for (query, height), top in zip(blocks, starts):
+        for (key, width), left in zip(blocks, starts):
+            if left <= top and visibility[query][key]:
+                corners = [(left, top), (left, top + height), (left + width, top + height)]
+                square = [(left, top), (left, top + height), (left + width, top + height), (left + width, top)]
+                points = corners if left == top else square
+                drawing.polygon([(x(a), y(b)) for a, b in points], ROLE_COLOURS[key], 0.75 if left == top else 0.4)
+        drawing.rect(x(top), 10, x(top + height) - x(top), 9, ROLE_COLOURS[query])
+        drawing.line(x(0), y(top), x(total), y(top), "line", 0.7)
+        drawing.text(x(0) - 7, y(top + height / 2) + 4, words(ROLE_NAMES[query]), "end", 11)
+    if boundary is not None:
+        drawing.line(x(boundary), 10, x(boundary), 280, "ink", 1.2, "4 3")
+        drawing.text(x(boundary) - 4, 36, "boundary", "end", 11)
+    for position, anchor in ((0, "start"), (total // 2, "middle"), (total, "end")):
+        drawing.text(x(position), 297, str(position), anchor, 11)
+    drawing.text(x(total / 2), 322, "key position, tokens", "middle")
+    lines = [[label, str(start), str(length)] for label, (_, length), start in zip(names, blocks, starts)]
+    told = ", ".join(f"{label} {length}" for label, (_, length) in zip(names, blocks))
+    return Figure(
+        name,
+        f"{total} tokens to scale: the strip on top is the token sequence; below it every query (down) and the keys it "
+        "may attend to (across). The boundary lies one token into merge.",
+        f"The blocks of one row in tokens: {told}; shaded where a query may attend.",
+        table("The blocks of this row", ["block", "first position", "tokens"], lines),
+        drawing.svg,
+    )
