@@ -49,8 +49,8 @@ class Arm(Protocol):
     @property
     def model(self) -> Any: ...
 
-    def new_cache(self, capacity: int) -> Any:
-        """An empty cache of two copies; `len` of it is the tokens it holds."""
+    def new_cache(self, capacity: int, copies: int = COPIES) -> Any:
+        """An empty cache; `len` of it is the tokens it holds."""
         ...
 
     def copy_cache(self, cache: Any, capacity: int) -> Any:
@@ -77,8 +77,8 @@ class Ours:
     def kernel(self) -> str:
         return self.model.numeric.attention
 
-    def new_cache(self, capacity: int) -> KVCache:
-        return KVCache.for_model(self.model, COPIES, capacity)
+    def new_cache(self, capacity: int, copies: int = COPIES) -> KVCache:
+        return KVCache.for_model(self.model, copies, capacity)
 
     def copy_cache(self, cache: KVCache, capacity: int) -> KVCache:
         return cache.copy(capacity)

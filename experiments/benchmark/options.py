@@ -12,7 +12,8 @@ from experiments.benchmark.limits import chosen
 from experiments.harness.options import DEMO
 from minimodel.numerics import DEFAULT_THREADS, DTYPES, NumericContract
 
-PARTS = ("decode", "prefill", "build", "row", "memory", "growth")
+PARTS = ("decode", "prefill", "build", "row", "batch", "memory", "growth")
+BATCH = 512  # tokens of the longest request of a batch
 CONTEXTS, PREFILLS, PREFIX, GROWTH = (128, 512, 2048, 4096), (512, 2000), 2000, 8192
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmark.batch import batch_figure, batch_table
 from experiments.benchmark.growth import growth_figures
 from experiments.benchmark.tables import growth_table, memory_table, speed_table
 from experiments.harness.ledger import write_whole
@@ -39,9 +40,11 @@ def report(document: dict[str, Any]) -> Report:
     """The report's blocks."""
     blocks: list[Block] = [Paragraph(text) for text in described(document)]
     blocks += [Alert(text, "Broken promise") for text in broken(document)]
-    if document["rows"] and not document["broken_promises"]:
+    if (document["rows"] or "batch" in document) and not document["broken_promises"]:
         blocks.append(Verdict("Every column has the bits that it promises."))
     blocks += tables(document)
+    if "batch" in document:
+        blocks.append(batch_figure(document))
     if "growth" in document:
         blocks += growth_figures(document)
     return Report("Speed and memory", tuple(blocks))
@@ -51,6 +54,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
     """The tables of what was measured."""
     found = [speed_table(document)] if document["rows"] else []
     found += [memory_table(document)] if "memory" in document else []
+    found += [batch_table(document)] if "batch" in document else []
     return found + ([growth_table(document)] if "growth" in document else [])
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from decode.contract import Contract
 from experiments.benchmark.arms import COLUMNS, Arm, available, open_ours, open_reference
+from experiments.benchmark.batch import batch_entry, broken_batches
 from experiments.benchmark.bench import Bench, Measured
 from experiments.benchmark.child import STEPS, Job, in_child
 from experiments.benchmark.growth import growth_entry
 from experiments.benchmark.limits import Lengths, chosen
 from experiments.benchmark.machine import StreamingRead, machine
 from experiments.benchmark.measures import build, decode, matrix, prefill
-from experiments.benchmark.options import CONTEXTS, GROWTH, PREFILLS, PREFIX, BenchOptions
+from experiments.benchmark.options import BATCH, CONTEXTS, GROWTH, PREFILLS, PREFIX, BenchOptions
 from experiments.benchmark.results import Baseline, memory_entry, row_entry
 from experiments.benchmark.timing import rotated
 from experiments.harness.tasks import load_tasks, prompt_states
@@ -25,14 +26,15 @@ SCHEMA = "stage-replay-benchmark-v1"
 
 @dataclass(frozen=True)
 class Asked:
-    """Lengths that the options ask for, cut to the context: of decode and prefill, one build's, the growth's (0: none).
-    omitted: what was left out, and why.
+    """Lengths that the options ask for, cut to the context: of decode and prefill, one build's, the growth's (0: none),
+    and of a batch's longest request. omitted: what was left out, and why.
     """
 
     contexts: tuple[int, ...]
     prefills: tuple[int, ...]
     prefix: int
     longest: int
+    batch: int
     omitted: list[str]
 
 
@@ -62,6 +64,11 @@ def benchmark(options: BenchOptions) -> dict[str, Any]:
         "baseline": baseline.name,
         "omitted": omitted + lengths.omitted,
     }
+    broken: list[list[str]] = []
+    if "batch" in parts:
+        document["batch"] = batch_entry(bench, lengths.batch)
+        document["omitted"] += document["batch"]["omitted"]
+        broken = broken_batches(document["batch"])
     if "growth" in parts:
         grown = build(bench, lengths.longest, 1)
         measured.append(grown)
@@ -71,6 +78,7 @@ def benchmark(options: BenchOptions) -> dict[str, Any]:
         found = children(options, bench, lengths.prefix)
         document["memory"] = memory_entry(found, baseline.name, weights_of(bench))
     document["broken_promises"] = [[row["name"], *pair] for row in document["rows"] for pair in row["broken_promises"]]
+    document["broken_promises"] += broken
     return document
 
 
@@ -82,6 +90,9 @@ def asked(options: BenchOptions, context: int) -> Asked:
         lengths.several("--prefill", options.prefill, PREFILLS) if "prefill" in parts else (),
         lengths.one("--prefix", options.prefix, PREFIX),
         lengths.one("--length", options.length, GROWTH) if "growth" in parts else 0,
+        min(context, BATCH)
+        if options.context is None
+        else max(lengths.several("--context", options.context, CONTEXTS)),
         lengths.omitted,
     )
 

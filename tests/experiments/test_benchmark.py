@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+import experiments.benchmark.batch as batch
 from experiments.benchmark.arms import COLUMNS, available
 from experiments.plan.estimates import COPIES
+from minimodel.config import ModelConfig
+from minimodel.numbers import bits
 from tests.conftest import numeric
 from tests.experiments.commands import write_tasks
 from tests.experiments.runs import call, one_line
-from tests.tiny import write_checkpoint
+from tests.tiny import CONFIG, write_checkpoint
 
-HERE, OMITTED = available(tuple(COLUMNS), numeric("bf16"))  # a CPU that cannot pack has no packed columns
+LAYERS = {"num_hidden_layers": 2}
+# a CPU that cannot pack has no packed columns
+HERE, OMITTED = available(tuple(COLUMNS), numeric("bf16"), ModelConfig.from_dict({**CONFIG, **LAYERS}, "tests.tiny"))
 TWIN, FLIPPED = "tests.experiments.twin", "tests.experiments.flipped_twin"
 COUNTS = {"threads": 1, "repeats": 3, "long-repeats": 2, "steps": 4, "block": 24, "buffer": 1}
 SHORT = ["--quiet", *(text for key, value in COUNTS.items() for text in (f"--{key}", str(value)))]
@@ -24,12 +29,10 @@ SHORT = ["--quiet", *(text for key, value in COUNTS.items() for text in (f"--{ke
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint, tasks, and one finished benchmark with a reference of equal bits."""
     root = tmp_path_factory.mktemp("benchmark")
-    write_checkpoint(
-        root / "tiny", config={"num_hidden_layers": 2}, contract={"caps": {"branch": 3, "merge": 4, "answer": 2}}
-    )
+    write_checkpoint(root / "tiny", config=LAYERS, contract={"caps": {"branch": 3, "merge": 4, "answer": 2}})
     write_tasks(root / "tasks.jsonl", 1)
     lengths = ["--context", "24,48", "--prefill", "48", "--prefix", "60", "--growth", "--length", "100"]
-    only = "decode,prefill,build,row"
+    only = "decode,prefill,build,row,batch"
     done = bench(root, "done", *lengths, "--only", only, "--reference", TWIN)
     assert done.exit_code == 0, done.output
     return root
@@ -98,6 +101,38 @@ def test_floor_and_limit_stand_in_the_document(place: Path) -> None:
     assert decode["limit"]["seconds"]["median"] == pytest.approx(decode["limit"]["bytes"] / speed / 1e9, rel=0.5)
 
 
+def test_batches_have_the_bits_of_one_request_at_a_time_and_a_padded_batch_stands_beside_them(place: Path) -> None:
+    entry = document(place)["batch"]
+    assert entry["context"] == 48 and list(entry["series"]) == [*HERE, "twin", "twin, padded batch"]
+    for name, cells in entry["series"].items():
+        sizes = ["2", "4", "8", "16"] if name == "twin, padded batch" else ["1"] if name == "twin" else cells
+        assert list(cells) == list(sizes)
+        for cell in cells.values():
+            assert len(cell["samples"]) == 2 and cell["seconds"]["median"] > 0
+            assert cell["bits"] == "equal" or "padded" in name
+    per_token = 2 * 2 * COPIES * 2 * 32 * 2
+    assert entry["cache_bytes"] == {str(size): size * 48 * per_token for size in entry["sizes"]}
+    text = (place / "done" / "report.md").read_text()
+    assert "Requests decoded together, context 48" in text and (place / "done/figures/batch.svg").exists()
+
+
+def test_a_batch_of_other_bits_ends_it_with_three(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = batch.take_together
+
+    def flawed(steps: Any, together: Any) -> Any:
+        found = real(steps, together)
+        bits(steps[-1].stepper.cache.values(0))[:, 0, -1, 0] ^= 1
+        return found
+
+    monkeypatch.setattr(batch, "take_together", flawed)
+    done = bench(place, "flawed", "--only", "batch", "--context", "24", "--columns", "repeat_kv")
+    assert done.exit_code == 3 and ": repeat_kv has other bits than repeat_kv one at a time" in done.output
+    cells = document(place, "flawed")["batch"]["series"]["repeat_kv"]
+    assert cells["1"]["bits"] == "equal" and {cell["bits"] for size, cell in cells.items() if size != "1"} == {
+        "differs"
+    }
+
+
 def test_growth_is_of_the_build(place: Path) -> None:
     growth = document(place)["growth"]
     assert growth["ends"] == [24, 48, 72, 96, 100]
@@ -108,7 +143,7 @@ def test_growth_is_of_the_build(place: Path) -> None:
         assert totals[-1] == pytest.approx(sum(s * k for s, k in zip(steps, (24, 24, 24, 24, 4))))
         assert totals == sorted(totals)
     figures = sorted(path.name for path in (place / "done" / "figures").glob("*.svg"))
-    assert figures == ["growth-build.svg", "growth-cache.svg", "growth-step.svg"]
+    assert figures == ["batch.svg", "growth-build.svg", "growth-cache.svg", "growth-step.svg"]
 
 
 def test_report_holds_the_tables(place: Path) -> None:

@@ -75,6 +75,28 @@ def test_a_run_survives_fifty_kills(tmp_path: Path) -> None:
     print(f"\n50 kills survived, with so many rows there: {kept}")
 
 
+@pytest.mark.parametrize(("size", "rows", "kills"), [(3, ROWS, 3), pytest.param(8, 24, 20, marks=pytest.mark.slow)])
+def test_a_run_of_several_rows_together_survives_kills(
+    small: Small, undisturbed: Reference, tmp_path: Path, size: int, rows: int, kills: int
+) -> None:
+    """Killed with `size` rows in flight: the bytes of one row at a time, and no line that was there is lost."""
+    if rows != ROWS:
+        small = write_small(tmp_path, rows)
+        undisturbed = run_undisturbed(small)
+    rng, out, kept, killed = random.Random(size), tmp_path / "run", 0, 0
+    start, end = undisturbed.calls[0], undisturbed.calls[-1]
+    for _ in range(3 * kills + 10):
+        if killed == kills:
+            break
+        at = start + rng.randrange(1, max(2, (end - start) // 2))
+        ended = small.run(out, "--batch-size", size, before=lambda at=at: send_at_call(signal.SIGKILL, at))
+        assert ended.signal == signal.SIGKILL or ended.code == 0, ended.stderr
+        killed, kept = killed + bool(ended.signal), require_kept(out, undisturbed, kept)
+    assert killed and (killed == kills or kept == rows)
+    assert small.run(out, "--batch-size", size).code == 0
+    require_same_end(out, undisturbed)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_at_any_moment_exits_130_and_names_the_command(
     small: Small, undisturbed: Reference, tmp_path: Path, number: int

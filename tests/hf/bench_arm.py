@@ -67,8 +67,8 @@ class TransformersArm:
         reference = Reference(directory, numeric.torch_dtype, device=numeric.torch_device)
         self.model = Driven(reference, numeric)
 
-    def new_cache(self, capacity: int) -> HeldCache:
-        """`capacity` is of no use: a DynamicCache grows by concatenation."""
+    def new_cache(self, capacity: int, copies: int = 2) -> HeldCache:
+        """Both are of no use: a DynamicCache takes the first call's copies and grows by concatenation."""
         return HeldCache()
 
     def copy_cache(self, cache: HeldCache, capacity: int) -> HeldCache:

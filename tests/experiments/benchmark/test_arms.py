@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from experiments.benchmark.arms import COLUMNS, Ours, available, open_ours
+from minimodel.checkpoint import open_checkpoint
 from minimodel.decoder import Decoder
 from tests.conftest import numeric
 
 
 def test_columns_share_weights_and_differ_in_kernels(tiny_directory: Path) -> None:
-    names, omitted = available(tuple(COLUMNS), numeric("bf16"))
+    names, omitted = available(tuple(COLUMNS), numeric("bf16"), open_checkpoint(tiny_directory).config)
     assert len(names) + len(omitted) == len(COLUMNS)
     arms: list[Ours] = open_ours(tiny_directory, numeric("bf16"), names)
     models: dict[str, Decoder] = {arm.name: arm.model for arm in arms}

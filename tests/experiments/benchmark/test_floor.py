@@ -14,6 +14,7 @@ from experiments.benchmark.arms import COLUMNS, available, open_ours
 from experiments.benchmark.floor import Floor
 from experiments.benchmark.workload import Workload
 from experiments.plan.estimates import COPIES
+from minimodel.checkpoint import open_checkpoint
 from tests.conftest import numeric
 
 
@@ -34,7 +35,7 @@ class Products(TorchDispatchMode):
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name != "invariant"])
 @pytest.mark.parametrize("length", [1, 20])
 def test_floor_makes_exactly_the_arms_products(name: str, length: int, tiny_directory: Path) -> None:
-    names, omitted = available((name,), numeric("bf16"))
+    names, omitted = available((name,), numeric("bf16"), open_checkpoint(tiny_directory).config)
     if omitted:
         pytest.skip(omitted[0])
     [arm] = open_ours(tiny_directory, numeric("bf16"), names)

@@ -36,6 +36,15 @@ def test_ranks_write_the_bytes_of_one_process_and_rank_0_alone_speaks(
     assert [(t["row"], t["rank"], t["world_size"]) for t in timing] == [(row, r, size) for row, r in zip(order, ranks)]
 
 
+@pytest.mark.parametrize("sizes", [(3, 3), (8, 2)])
+def test_each_rank_decodes_rows_together(small: Small, alone: Path, tmp_path: Path, sizes: tuple[int, int]) -> None:
+    """Each its own number; rows may come to a partial ledger in another order, and rows.jsonl does not show it."""
+    given: dict[int, list[object]] = {rank: ["--batch-size", size] for rank, size in enumerate(sizes)}
+    job = sharded(small, tmp_path / "run", 2, given=given)
+    assert job.code == 0, job.stderr
+    require_same(tmp_path / "run", alone)
+
+
 def test_a_rank_that_computes_other_bits_moves_the_ledger(small: Small, alone: Path, tmp_path: Path) -> None:
     """The control: the comparison sees one rank's rows."""
 
