@@ -103,12 +103,12 @@ def shape_of(linear: Plain) -> Shape:
 
 
 def taking(model: Decoder, ways: Mapping[Shape, Way]) -> Decoder:
-    """The same decoder over the same weights, whose `Plain` maps take the rows of several requests in these ways."""
+    """The same decoder over the same weights, whose `Plain` maps take the rows of several requests by their shapes."""
     if not ways:
         return model
 
     def taken(linear: Linear) -> Linear:
-        return ways[shape_of(linear)](linear.weight, linear.bias) if isinstance(linear, Plain) else linear
+        return ways.get(shape_of(linear), Plain)(linear.weight, linear.bias) if isinstance(linear, Plain) else linear
 
     def joint(maps: Joint) -> Joint:
         return OneByOne([taken(linear) for linear in maps.maps]) if isinstance(maps, OneByOne) else maps

@@ -57,7 +57,9 @@ def head_blocks(manifest: dict[str, Any], summary: dict[str, Any]) -> list[Block
     verdict: Block = Verdict("Every gate passed on every row.")
     if not summary["passed"]:
         names = f": {', '.join(failed[:20])}" if failed else ""
-        verdict = Alert(f"gates failed on {len(failed)} of {summary['rows']} rows{names}")
+        verdict = Alert(
+            f"gates failed on {len(failed)} of {summary['rows']} rows{names}. The numbers below are no result."
+        )
     return [
         Paragraph(
             f"{summary['rows']} rows. Numeric contract: {numeric_text(manifest['numeric'])}. "

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import numeric
 from tests.experiments.commands import write_tasks
 from tests.faults.forked import Ended, in_child, matrix, send_at_call
 from tests.tiny import write_checkpoint
@@ -82,4 +83,5 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 @pytest.fixture(scope="session")
 def undisturbed(small: Small) -> Reference:
+    numeric("bf16").apply()  # as before every test: what this caches here, no child counts calls for
     return run_undisturbed(small)
