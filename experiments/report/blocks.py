@@ -1,6 +1,7 @@
 """The blocks that a report consists of, before they become text, Markdown or HTML. Every text is plain: the renderers
 escape it."""
 
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -141,6 +142,11 @@ def figures(blocks: Sequence[Block]) -> list[Figure]:
         elif isinstance(block, Figure):
             found.append(block)
     return found
+
+
+def escaped(text: str) -> str:
+    """`visible` text for HTML."""
+    return html.escape(visible(text), quote=True)
 
 
 def visible_lines(text: str) -> str:

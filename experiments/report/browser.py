@@ -7,11 +7,10 @@ no other files.
 
 import base64
 import hashlib
-import html
 import json
 from collections.abc import Callable, Sequence
 
-from experiments.report.blocks import Block, RowEntry, visible
+from experiments.report.blocks import Block, RowEntry, escaped
 
 EMBEDDED_ROWS, EMBEDDED_CHARACTERS = 200, 3_500_000
 FILE_CHARACTERS = 1_500_000  # of one script file
@@ -122,7 +121,7 @@ def _form(runs: Sequence[str]) -> str:
     """Filters and order; shown by the script, without which they could do nothing."""
     boxes = "".join(f'<label><input type="checkbox" value="{key}"> {label}</label>' for key, label in FILTERS.items())
     sorts = "".join(f'<option value="{key}">{label}</option>' for key, label in SORTS.items())
-    names = "".join(f'<option value="{k}">{_text(name)}</option>' for k, name in enumerate(runs))
+    names = "".join(f'<option value="{k}">{escaped(name)}</option>' for k, name in enumerate(runs))
     return (
         '<form id="row-filters" hidden aria-label="Filter and sort the rows">\n'
         f'<label>run <select name="run"><option value="">all</option>{names}</select></label>\n'
@@ -135,16 +134,12 @@ def _form(runs: Sequence[str]) -> str:
 def _item(row: RowEntry, runs: Sequence[str], body: str) -> str:
     order = "".join(f' data-{key}="{value!r}"' for key, value in row.order.items())
     flags = " ".join(sorted(row.flags))
-    facts = "".join(f"<span>{_text(fact)}</span>" for fact in row.facts)
+    facts = "".join(f"<span>{escaped(fact)}</span>" for fact in row.facts)
     return (
-        f'<li data-run="{runs.index(row.run)}" data-flags="{flags}"{order}><details id="{_text(row.anchor)}">'
-        f"<summary><b>{_text(row.key)}</b><span>{_text(row.run)}</span>{facts}</summary>\n{body}\n</details></li>"
+        f'<li data-run="{runs.index(row.run)}" data-flags="{flags}"{order}><details id="{escaped(row.anchor)}">'
+        f"<summary><b>{escaped(row.key)}</b><span>{escaped(row.run)}</span>{facts}</summary>\n{body}\n</details></li>"
     )
 
 
 def _script_file(bodies: dict[str, str]) -> str:
     return f"{HEAD}{json.dumps(bodies, ensure_ascii=True)});\n"
-
-
-def _text(text: str) -> str:
-    return html.escape(visible(text), quote=True)

@@ -16,7 +16,7 @@ from experiments.report.blocks import (
     Section,
     Table,
     Verdict,
-    visible,
+    escaped,
     visible_lines,
 )
 from experiments.report.browser import browser, script_digest
@@ -33,8 +33,8 @@ def render_html(report: Report) -> tuple[str, dict[str, str]]:
     links = [Link(one.title, one.anchor) for one in sections] + ([Link("Rows", "rows")] if report.rows else [])
     contents = "".join(f"<li>{_cell(link)}</li>" for link in links)
     body = "\n".join(_block(block, level=2, within="") for block in report.blocks)
-    rows, files = browser(report.rows, _row) if report.rows else ("", {})
-    title = _text(report.title)
+    rows, files = browser(report.rows, lambda blocks: _blocks(blocks, 3, "")) if report.rows else ("", {})
+    title = escaped(report.title)
     page = (
         "<!DOCTYPE html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -49,31 +49,22 @@ def render_html(report: Report) -> tuple[str, dict[str, str]]:
     return page, files
 
 
-def _row(blocks: Sequence[Block]) -> str:
-    """The blocks of one row in the row list."""
-    return _blocks(blocks, 3, "")
-
-
-def _text(text: str) -> str:
-    return html.escape(visible(text), quote=True)
-
-
 def _cell(cell: Cell) -> str:
     if isinstance(cell, Link):
-        return f'<a href="#{_text(cell.anchor)}">{_text(cell.text)}</a>'
-    return _text(cell)
+        return f'<a href="#{escaped(cell.anchor)}">{escaped(cell.text)}</a>'
+    return escaped(cell)
 
 
 def _block(block: Block, level: int, within: str) -> str:
     """One block. within: the title of its section, part of a table's accessible name."""
     match block:
         case Paragraph(text):
-            return f"<p>{_text(text)}</p>"
+            return f"<p>{escaped(text)}</p>"
         case Alert(text, label):
             kind = "alert" if label == "Failed" else "alert mild"
-            return f'<p class="{kind}"><strong>{_text(label)}:</strong> {_text(text)}</p>'
+            return f'<p class="{kind}"><strong>{escaped(label)}:</strong> {escaped(text)}</p>'
         case Verdict(text):
-            return f'<p class="verdict">{_text(text)}</p>'
+            return f'<p class="verdict">{escaped(text)}</p>'
         case Table():
             return _folded(block.caption, _table(block, within)) if block.folded else _table(block, within)
         case Figure():
@@ -86,10 +77,10 @@ def _block(block: Block, level: int, within: str) -> str:
 
 def _section(section: Section, level: int) -> str:
     tag = f"h{min(level, 6)}"
-    anchor = _text(section.anchor)
+    anchor = escaped(section.anchor)
     return (
         f'<section id="{anchor}" aria-labelledby="{anchor}-title">\n'
-        f'<{tag} id="{anchor}-title">{_text(section.title)}</{tag}>\n'
+        f'<{tag} id="{anchor}-title">{escaped(section.title)}</{tag}>\n'
         f"{_blocks(section.blocks, level + 1, section.title)}\n</section>"
     )
 
@@ -100,7 +91,7 @@ def _passages(block: Passages) -> str:
     parts = "\n".join(map(_passage, above))
     if beside:
         parts += '\n<div class="columns">\n' + "\n".join(map(_passage, beside)) + "\n</div>"
-    caption = _text(block.caption)
+    caption = escaped(block.caption)
     return f'<div class="passages" role="group" aria-label="{caption}">\n<h3>{caption}</h3>\n{parts}\n</div>'
 
 
@@ -111,7 +102,7 @@ def _passage(passage: Passage) -> str:
         for span in passage.spans
     )
     return (
-        f'<div class="passage" style="border-color: var(--{passage.colour})"><b>{_text(passage.label)}</b>'
+        f'<div class="passage" style="border-color: var(--{passage.colour})"><b>{escaped(passage.label)}</b>'
         f"<p>{text}</p></div>"
     )
 
@@ -139,7 +130,7 @@ def _figure_row(row: list[str]) -> list[str]:
 
 
 def _table(table: Table, within: str) -> str:
-    caption = _text(table.caption)
+    caption = escaped(table.caption)
     wide = ' class="wide"' if len(table.header) > 4 else ""
     header = "".join(f'<th scope="col">{_cell(cell)}</th>' for cell in table.header)
     rows = "\n".join(
@@ -150,14 +141,14 @@ def _table(table: Table, within: str) -> str:
         for row in table.rows
     )
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{_text(within)}: {caption}">\n'
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escaped(within)}: {caption}">\n'
         f"<table{wide}>\n<caption>{caption}</caption>\n"
         f"<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
     )
 
 
 def _folded(summary: str, content: str) -> str:
-    return f"<details>\n<summary>{_text(summary)}</summary>\n{content}\n</details>"
+    return f"<details>\n<summary>{escaped(summary)}</summary>\n{content}\n</details>"
 
 
 def _figure(figure: Figure, within: str) -> str:
@@ -165,9 +156,9 @@ def _figure(figure: Figure, within: str) -> str:
     whole = ' class="whole" tabindex="0"' if figure.wide else ""
     drawing, data = "", _table(figure.data, within)
     if figure.svg:
-        label = f'<svg role="img" aria-label="{_text(figure.alternative)}"'
+        label = f'<svg role="img" aria-label="{escaped(figure.alternative)}"'
         drawing, data = figure.svg.replace("<svg", label, 1), _folded("The numbers of this figure", data)
     return (
-        f'<figure id="figure-{_text(figure.name)}"{whole}>\n{drawing}\n'
-        f"<figcaption>{_text(figure.caption)}</figcaption>\n{data}\n</figure>"
+        f'<figure id="figure-{escaped(figure.name)}"{whole}>\n{drawing}\n'
+        f"<figcaption>{escaped(figure.caption)}</figcaption>\n{data}\n</figure>"
     )

@@ -9,10 +9,10 @@ from experiments.report.blocks import Alert, Block, Cell, Paragraph, Section, Ta
 from experiments.report.machine import FILE as MACHINE
 from experiments.report.machine import machine_table
 from experiments.report.pictures import design_figure
-from experiments.report.plots import visibility_figure
 from experiments.report.runs import Run, pairs
 from experiments.report.tables import head
 from experiments.report.values import rate, scalar, words
+from minimodel.roles import ROLE_NAMES
 
 
 def glance(runs: Sequence[Run]) -> Section:
@@ -139,9 +139,12 @@ def contract_section(runs: Sequence[Run]) -> Section | None:
     run = next((run for run in runs if run.manifest.get("visibility")), None)
     if run is None:
         return None
-    blocks: list[Block] = [design_figure(), visibility_figure("visibility", run.manifest["visibility"])]
+    visibility = run.manifest["visibility"]
+    names = [words(ROLE_NAMES[role]) for role in range(len(visibility))]
+    lines = [[name, *("yes" if seen else "" for seen in row)] for name, row in zip(names, visibility)]
     intro = Paragraph(
         "Six blocks in order: prompt, three branches, merge, answer. The attention mask is causal, and on top of that "
-        "lets a query see only the roles below."
+        "lets a query of one role see only the keys of the roles marked in its line."
     )
-    return Section("Matched design and decoding contract", "contract", (intro, *blocks))
+    shown = table("Visibility, query role by key role", ["query", *names], lines)
+    return Section("Matched design and decoding contract", "contract", (design_figure(), intro, shown))

@@ -26,7 +26,6 @@ from experiments.report.charts import (
 )
 from experiments.report.runs import Pair
 from experiments.report.values import change, number, rate, words
-from minimodel.roles import ROLE_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,30 +182,6 @@ def log_curves(
 
     ends = "; ".join(f"{label}: {number(c[0])} to {number(c[-1])}" for label, c in curves.items())
     return chart(name, 2.9 + 0.25 * len(curves), draw, caption, f"Lines, first to last {axis_names[0]}. {ends}.", data)
-
-
-def visibility_figure(name: str, visibility: Sequence[Sequence[int]]) -> Figure:
-    """The 6 x 6 role table: query rows, key columns."""
-    names = [words(ROLE_NAMES[role]) for role in range(len(visibility))]
-
-    def draw(axes: "Axes") -> None:
-        cells = [[("✓", 0.6, "first") if seen else ("", 1.0, "panel") for seen in row] for row in visibility]
-        cell_grid(axes, names, names, cells)
-        axes.set(xlabel="key role", ylabel="query role")
-
-    lines = [[names[q], *("yes" if seen else "no" for seen in row)] for q, row in enumerate(visibility)]
-    told = "; ".join(
-        f"{names[q]} sees {', '.join(names[k] for k, seen in enumerate(row) if seen)}"
-        for q, row in enumerate(visibility)
-    )
-    return chart(
-        name,
-        2.8,
-        draw,
-        "Which role may attend to which, within causality and padding.",
-        f"A grid of six query roles against six key roles. {told}.",
-        table("Visibility", ["query", *names], lines),
-    )
 
 
 def transplant_figure(name: str, label: str, rows: Sequence[dict[str, Any]]) -> Figure | None:

@@ -9,11 +9,11 @@ from experiments.harness.ledger import row_key
 from experiments.report.blocks import Alert, Block, Paragraph, Passage, Passages, RowEntry, Span, Table, table
 from experiments.report.pictures import mask_figure
 from experiments.report.plots import TRANSPLANTS, follows
-from experiments.report.runs import Run
+from experiments.report.runs import Run, failure
 from experiments.report.style import ROLE_COLOURS, SERIES
 from experiments.report.texts import Texts, by_block, read_texts, spans, token_text
 from experiments.report.values import number, scalar, words
-from experiments.report.why import Divergence, divergence
+from experiments.report.why import Divergence, at, divergence
 from minimodel.errors import InputError
 from minimodel.roles import ROLE_NAMES
 from stats.endpoints import first_divergence
@@ -131,7 +131,8 @@ def row_entry(one: View, anchor: str) -> RowEntry:
 def row_blocks(one: View, anchor: str) -> list[Block]:
     """Everything about one row."""
     arms = one.row.get("arms", {})
-    blocks: list[Block] = [Alert(text) for text in _faults(one.row)]
+    failed = failure(one.row)
+    blocks: list[Block] = [Alert(f"gates {failed}")] if failed else []
     blocks.append(Paragraph(_statement(one)))
     blocks += [Alert(text, "Note") for text in one.texts.missing if arms]
     blocks += _question(one)
@@ -150,12 +151,6 @@ def _uncompared(row: dict[str, Any]) -> str:
     return "nothing compared" if differing is None else f"{differing} leaves differ"
 
 
-def _faults(row: dict[str, Any]) -> list[str]:
-    failed = [words(gate) for gate, passed in row["gates"].items() if not passed]
-    reason = f"; {row['failure']}" if row.get("failure") else ""
-    return [f"gates {', '.join(failed)}{reason}"] if failed else []
-
-
 def _statement(one: View) -> str:
     """What happened on this row, in a sentence or three."""
     if one.arms is None:
@@ -165,7 +160,7 @@ def _statement(one: View) -> str:
     if first is None:
         length = len(suffix_of(one.row["arms"][one.arms[0]]))
         return f"{left} and {right} continue with the same {length} tokens."
-    a, b = (_token(suffix_of(one.row["arms"][arm]), first) for arm in one.arms)
+    a, b = (at(suffix_of(one.row["arms"][arm]), first) for arm in one.arms)
     text = (
         f"{left} and {right} part at token {first} after the boundary: {left} takes {token_text(one.texts.codec, a)}, "
         f"{right} takes {token_text(one.texts.codec, b)}."
@@ -181,10 +176,6 @@ def _statement(one: View) -> str:
         if arm in one.row["arms"]
     ]
     return text + (f" Transplants: {'; '.join(followed)}." if followed else "")
-
-
-def _token(tokens: Sequence[int], index: int) -> int | None:
-    return tokens[index] if index < len(tokens) else None
 
 
 def _question(one: View) -> list[Block]:
@@ -255,9 +246,9 @@ def _arms_table(one: View) -> Table:
         line = [words(name), str(len(tokens))]
         if first is not None:
             margins = arm.get("margins", [])
-            margin = margins[first] if first < len(margins) else None
+            margin = at(margins, first)
             ulp = apart.ulps[one.arms.index(name)] if apart and one.arms and name in one.arms else None
-            line += [token_text(codec, _token(tokens, first))]
+            line += [token_text(codec, at(tokens, first))]
             line += [number(margin) if margin is not None else "forced or not recorded"]
             line += [scalar(ulp) if ulp is not None else ""]
         line += [str(arm.get("answer_text", ""))] if answered else []

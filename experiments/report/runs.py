@@ -11,7 +11,7 @@ from experiments.harness.cross_precision import matched_prefixes
 from experiments.harness.exits import readable
 from experiments.harness.ledger import row_key
 from experiments.harness.reader import read_run
-from experiments.harness.rundir import MANIFEST
+from experiments.harness.rundir import MANIFEST, ROWS, SUMMARY
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json, read_bytes
 
@@ -50,12 +50,38 @@ class Run:
             found.append(f"{self.name}: unfinished, {len(self.rows)} of {len(self.manifest['row_order'])} rows")
         for row in self.rows:
             if not row["passed"]:
-                names = ", ".join(gate for gate, passed in row["gates"].items() if not passed)
-                reason = f" ({row['failure']})" if row.get("failure") else ""
-                found.append(f"{self.name}: row {row_key(row)} failed {names}{reason}")
+                found.append(f"{self.name}: row {row_key(row)} failed {failure(row)}")
         if self.summary is not None and not self.summary["passed"] and not found:
             found.append(f"{self.name}: the summary says that a gate failed")
         return found
+
+
+def failure(row: dict[str, Any]) -> str:
+    """The gates that a row failed, and the recorded reason; empty where it passed."""
+    names = ", ".join(gate for gate, passed in row["gates"].items() if not passed)
+    return f"{names} ({row['failure']})" if names and row.get("failure") else names
+
+
+class Fields(dict[str, Any]):
+    """A JSON object of a file. A field that it lacks is an InputError, because a run of another version wrote it."""
+
+    source: Path | str
+
+    def __missing__(self, key: str) -> Any:
+        raise InputError(
+            f"{self.source}: expected the field {key!r}, found none; the run was written by another version of the code"
+        )
+
+
+def fields(value: Any, source: Path | str) -> Any:
+    """The JSON value with every object as `Fields`."""
+    if isinstance(value, list):
+        return [fields(inner, source) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    found = Fields((key, fields(inner, source)) for key, inner in value.items())
+    found.source = source
+    return found
 
 
 @dataclass(frozen=True)
@@ -110,7 +136,13 @@ def _read_run(path: Path, anchor: str) -> Run:
     if not isinstance(run.manifest.get("environment"), dict):
         raise refuse(f"{path / MANIFEST}: environment", "an object", run.manifest.get("environment"))
     return Run(
-        path, readable(path.name), anchor, run.manifest, list(run.rows.values()), run.summary, _timing(path / TIMING)
+        path,
+        readable(path.name),
+        anchor,
+        fields(run.manifest, path / MANIFEST),
+        [fields(row, f"{path / ROWS}: row {readable(key)}") for key, row in run.rows.items()],
+        fields(run.summary, path / SUMMARY),
+        fields(_timing(path / TIMING), path / TIMING),
     )
 
 

@@ -56,16 +56,17 @@ def divergence(row: dict[str, Any], key: str, comparison: str, dtype: str) -> Di
         return None
     arms = [row["arms"][name] for name in comparison.split(":")]
     tops = pair["suffix"].get("tops", [None, None])
-    margins = [_at(arm.get("margins", []), first) for arm in arms]
+    margins = [at(arm.get("margins", []), first) for arm in arms]
     ulps = [margin_ulps(margin, top, dtype) for margin, top in zip(margins, tops)]
-    left, right = (_at(arm["suffix"], first) for arm in arms)
+    left, right = (at(arm["suffix"], first) for arm in arms)
     drift = pair["logits"]
     mean, largest = drift["mean_abs"], drift["max_abs"]
     before = sum(margin is not None and margin <= largest for margin in arms[0].get("margins", [])[:first])
     return Divergence(key, first, (left, right), (margins[0], margins[1]), (ulps[0], ulps[1]), mean, largest, before)
 
 
-def _at(values: Sequence[Any], index: int) -> Any:
+def at(values: Sequence[Any], index: int) -> Any:
+    """The value at an index; None beyond the end."""
     return values[index] if index < len(values) else None
 
 
@@ -80,7 +81,7 @@ def why_blocks(name: str, pair: Pair) -> list[Block]:
     known = [one for one in found if one.margin is not None]
     if not known or not free:
         return []
-    return [_statement(pair, known, free), _figure(name, pair, known, free), _table(pair, found)]
+    return [_statement(pair, known, free), _figure(name, pair, found, free)]
 
 
 def _statement(pair: Pair, found: Sequence[Divergence], free: Sequence[float]) -> Table:
@@ -140,10 +141,10 @@ def _figure(name: str, pair: Pair, found: Sequence[Divergence], free: Sequence[f
         "logits. In the shaded half the drift at the boundary is at least the margin. Ties are on the bottom line. The "
         "drift at the divergence itself is not recorded."
     )
-    lines = [[one.row, number(one.max_drift), *map(_margin, one.margins)] for one in found]
     told = f"{sum(margin <= drift for drift, margin in flat)} of {len(flat)} marks lie in the shaded half."
-    data = table("Margin and drift by row", ["row", "largest drift", *pair.arms], lines)
-    return chart(name, 3.6, draw, caption, f"Scatter of margin over drift on logarithmic axes. {told}", data)
+    return chart(
+        name, 3.6, draw, caption, f"Scatter of margin over drift on logarithmic axes. {told}", _table(pair, found)
+    )
 
 
 def _margin(value: float | None) -> str:
@@ -166,4 +167,4 @@ def _table(pair: Pair, found: Sequence[Divergence]) -> Table:
         ]
         for one in found
     ]
-    return table(f"Margins where suffixes part, {pair.label}", header, lines, folded=True)
+    return table(f"Margins where suffixes part, {pair.label}", header, lines)

@@ -2,11 +2,18 @@
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 
 from experiments.harness.cross_precision import matched_prefixes
 from experiments.matrix import matrix_summary
+from experiments.report.overview import glance, provenance
+from experiments.report.rows import row_entry, view
+from experiments.report.runs import read_runs
+from experiments.report.sections import experiment_section
+from experiments.report.texts import read_texts
+from minimodel.errors import InputError
 from tests.experiments.report.page import HOSTILE, Page
 from tests.experiments.runs import call, ledger, one_line, rewrite, summary_of
 
@@ -123,3 +130,42 @@ def test_differing_prefixes_make_a_precision_surface_comparison():
     # a row that failed closed has no prefix, and is not counted
     failed = matched_prefixes(rows, [{"row": "a", "failure": "NaN"}, *rows[1:]], ("bf16", "fp32"))
     assert failed["rows"] == failed["prefix_identity"]["n"] == 2
+
+
+def kinds(value, depth=3):
+    """Every object in `value` down to `depth`, lists by their first item."""
+    found = [value] if isinstance(value, dict) else []
+    for inner in value.values() if isinstance(value, dict) else value[:1] if isinstance(value, list) else ():
+        found += kinds(inner, depth - 1) if depth else []
+    return found
+
+
+def parts(run):
+    """What the page takes from one run's manifest, summary and first row."""
+    texts = read_texts(run.manifest)
+
+    def of_run():
+        glance([run]), provenance(run), experiment_section(run.experiment, [run])
+
+    return {
+        "manifest": (run.manifest, of_run),
+        "summary": (run.summary, of_run),
+        "row": (run.rows[0], lambda: row_entry(view(run, run.rows[0], texts), "x")),
+    }
+
+
+def test_a_field_that_an_older_run_lacks_is_tolerated_or_named_in_one_line(every_run):
+    outcomes = Counter()
+    for path in every_run.values():
+        for name, (part, build) in parts(read_runs([path])[0]).items():
+            for place in kinds(part):
+                for key in list(place):
+                    value = place.pop(key)
+                    try:
+                        build()
+                        outcomes[name, "tolerated"] += 1
+                    except InputError as error:
+                        assert f"expected the field {key!r}" in str(error) and str(path) in str(error)
+                        outcomes[name, "named"] += 1
+                    place[key] = value
+    assert len(outcomes) == 6 and min(outcomes.values()) > 5, outcomes
