@@ -11,9 +11,9 @@ from cache.isolation import cache_tensors
 from cache.kv import KVCache
 from cache.storage import Provenance, Stored, contract_record, open_tensors, require_same, write_tensors
 from decode.contract import Contract
-from decode.greedy import require_equal_copies
 from decode.record import FunctionalRecord
 from decode.state import State
+from minimodel.bits import require_equal_copies
 from minimodel.errors import InputError, refuse
 from minimodel.numerics import placement
 

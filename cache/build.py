@@ -8,15 +8,14 @@ from torch import Tensor
 
 from cache.boundary import Boundary
 from cache.kv import KVCache
-from decode.greedy import RowFailure, Step, Steps, alone, generate, require_equal_copies
+from decode.greedy import Step, Steps, alone, generate
 from decode.record import FunctionalRecord
 from decode.state import State
 from decode.stepper import Stepper, make_ready
+from minimodel.bits import COPIES, RowFailure, require_equal_copies
 from minimodel.decoder import Decoder, Observe
 from minimodel.errors import InputError, refuse
 from minimodel.roles import attention_mask
-
-COPIES = 2  # the paper's physical batch: two duplicates of one problem
 
 
 def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:

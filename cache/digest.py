@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cache.kv import KVCache
-from minimodel.numbers import bits
+from minimodel.bits import bits
 
 WORKERS = 4  # threads that hash, no more than this process has cores
 SMALL = 1 << 22  # bytes below which starting threads costs more than it saves

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cache.kv import KVCache
+from minimodel.bits import bits
 from minimodel.errors import InputError
-from minimodel.numbers import bits
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from decode.greedy import RowFailure, require_equal_copies
+from minimodel.bits import require_equal_copies, require_finite, same_bits
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse
-from minimodel.numbers import same_bits
 
 
 class KVCache:
@@ -133,9 +132,7 @@ class KVCache:
     def require_finite(self) -> None:
         """RowFailure naming the first tensor that holds NaN or infinity."""
         for layer, name, tensor in self.tensors():
-            low, high = torch.aminmax(tensor)
-            if not (torch.isfinite(low) and torch.isfinite(high)):
-                raise RowFailure(f"cache layer {layer} {name}: expected finite values, found NaN or infinity")
+            require_finite(tensor, f"cache layer {layer} {name}")
 
     def equals(self, other: "KVCache") -> bool:
         """Same layers, and every tensor equal in dtype, shape and raw bits."""

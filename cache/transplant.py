@@ -7,9 +7,8 @@ import torch
 
 from cache.boundary import Boundary
 from cache.isolation import disjoint
-from decode.greedy import RowFailure
+from minimodel.bits import RowFailure, same_bits
 from minimodel.errors import InputError, refuse
-from minimodel.numbers import same_bits
 
 TENSORS = {"kv": ("key", "value"), "k": ("key",), "v": ("value",)}
 

@@ -1,8 +1,9 @@
 """The contract room: blocks and delimiters, the structural mask, discrete state, and the greedy loop."""
 
 from decode.contract import Contract
-from decode.greedy import RowFailure, Suffix, greedy_suffix
+from decode.greedy import Suffix, greedy_suffix
 from decode.state import State, token_digest
 from decode.structure import Structure
+from minimodel.bits import RowFailure
 
 __all__ = ["Contract", "RowFailure", "State", "Structure", "Suffix", "greedy_suffix", "token_digest"]

@@ -1,4 +1,4 @@
-"""Steps of several requests taken together, each with the bits it has alone (see `minimodel.together`).
+"""Steps of several requests taken together, each with the bits it has alone (see `decode.together`).
 
 Requests may differ in length, block and role. Each has its own cache, record, structure, margins and failure. One that
 ends leaves its place to the next at once.
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from decode.greedy import Choice, RowFailure, Step, Stepped, Steps, best_two, take
+from decode.greedy import Choice, Step, Stepped, Steps, best_two, take
+from decode.together import Request, step_together
+from minimodel.bits import COPIES, RowFailure, bits
 from minimodel.decoder import Decoder
-from minimodel.numbers import bits
-from minimodel.together import COPIES, Request, step_together
 
 
 class Clock(Protocol):

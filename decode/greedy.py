@@ -18,14 +18,10 @@ from decode.record import FunctionalRecord
 from decode.state import State, content_of
 from decode.stepper import Stepper, make_ready
 from decode.structure import Structure, advance, forced
+from minimodel.bits import RowFailure, require_equal_copies, require_finite
 from minimodel.decoder import Decoder, Observe
 from minimodel.errors import InputError
-from minimodel.numbers import bits
 from minimodel.roles import ANSWER, MERGE, ROLE_NAMES
-
-
-class RowFailure(RuntimeError):
-    """A row that must not be used: copies that disagree, NaN or infinity, a tensor that is not what it claims."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +103,7 @@ def best_two(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
         found = f"{eligible.dtype} {list(eligible.shape)}"
         raise InputError(f"eligible: expected torch.bool {list(logits.shape[1:])}, found {found}")
     require_equal_copies(logits, "logits")
-    low, high = torch.aminmax(logits[0])
-    if not (torch.isfinite(low) and torch.isfinite(high)):
-        raise RowFailure("logits: expected finite values, found NaN or infinity")
+    require_finite(logits[0], "logits")
     masked = logits[0].masked_fill(~eligible, float("-inf"))
     best = masked.argmax()
     top = masked[best].item()
@@ -118,17 +112,6 @@ def best_two(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
     masked[best] = float("-inf")
     token = int(best)
     return token, top, masked.max().item()
-
-
-def equal_copies(tensor: Tensor) -> bool:
-    """Every copy along the first axis holds the same bits."""
-    return tensor.shape[0] <= 1 or torch.equal(bits(tensor[1:]), bits(tensor[:1].expand_as(tensor[1:])))
-
-
-def require_equal_copies(tensor: Tensor, name: str) -> None:
-    """RowFailure unless every copy along the first axis holds the same bits."""
-    if not equal_copies(tensor):
-        raise RowFailure(f"{name}: the physical copies differ in bits")
 
 
 def take(step: Step) -> Stepped:

@@ -20,6 +20,7 @@ import torch
 
 from cache.kv import KVCache
 from decode.contract import Contract
+from decode.independence import together_here
 from decode.stepper import Stepper
 from experiments.benchmark.machine import StreamingRead
 from experiments.harness.exits import DONE, one_line, run_command
@@ -29,11 +30,10 @@ from experiments.report.machine import SCHEMA, machine_lines
 from minimodel.checkpoint import Checkpoint, file_digests, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
-from minimodel.linear_packed import ROW_COUNTS, equal_row_counts, why_not_packed
 from minimodel.load import decoder_from
 from minimodel.machine import machine_record
 from minimodel.numerics import DTYPES, NumericContract
-from minimodel.rows import together_here
+from minimodel.packed import ROW_COUNTS, equal_row_counts, why_not_packed
 from minimodel.selfcheck import copies_fault, invariance_fault
 
 KERNELS = ("repeat_kv", "packed_gqa", "eager/plain", "repeat_kv/packed", "invariant")

@@ -1,8 +1,8 @@
 """Attention kernels by name, all of one signature. The first, `eager`, is the specification.
 
 attend(query [B, H, T, D], keys and values [B, H_kv, S, D], mask, scaling) -> [B, T, H, D] in the dtype of query.
-`mask` is bool [B, 1, T, S], True where the query row may attend to the key column, or None for plain causal attention,
-the T rows being the last T of the S columns. A query row that may attend to nothing gives zeros.
+`mask` is bool [B, 1, T, S], True where the query may attend to the key, or None for plain causal attention, the T
+queries being the last T of the S positions. A query that may attend to nothing gives zeros.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.attention_blocked import blocked
-from minimodel.mask import causal_mask, check_mask, zero_dead_rows
-
-__all__ = ["ATTENTION_KERNELS", "Attention", "causal_mask", "check_mask", "repeat_heads", "zero_dead_rows"]
+from minimodel.bits import at_least_fp32
+from minimodel.invariant.attention import blocked
+from minimodel.roles import causal_mask, zero_dead_rows
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
@@ -41,41 +40,45 @@ def _eager(
     softmax: Callable[[Tensor], Tensor],
 ) -> Tensor:
     groups = query.shape[1] // keys.shape[1]
-    keys, values = repeat_heads(keys, groups), repeat_heads(values, groups)
+    keys, values = repeat_heads(keys, groups), repeat_heads(values, groups)  # [B, H, S, D]
     if mask is None:
         mask = causal_mask(query.shape[2], keys.shape[2], query.device)
-    weights = torch.matmul(query, keys.transpose(2, 3)) * scaling
+    weights = torch.matmul(query, keys.transpose(2, 3)) * scaling  # [B, H, T, S]
     # the lowest finite value, as transformers adds it, and not -inf: a row of -inf would make softmax 0/0
-    weights = softmax(weights.masked_fill(~mask, torch.finfo(weights.dtype).min))
-    return zero_dead_rows(torch.matmul(weights, values), mask).transpose(1, 2)
+    weights = softmax(weights.masked_fill(~mask, torch.finfo(weights.dtype).min))  # [B, H, T, S]
+    out = zero_dead_rows(torch.matmul(weights, values), mask)  # [B, H, T, D]
+    return out.transpose(1, 2)  # [B, T, H, D]
 
 
 def _softmax_fp32(weights: Tensor) -> Tensor:
     # softmax sees FP32 (its sum runs over S terms); the product with the values sees the model dtype again
-    return F.softmax(weights, dim=-1, dtype=torch.promote_types(weights.dtype, torch.float32)).to(weights.dtype)
+    return F.softmax(weights, dim=-1, dtype=at_least_fp32(weights.dtype)).to(weights.dtype)
+
+
+def repeat_kv_literal(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """SDPA with every key/value head repeated in memory for its query heads: transformers up to 5.22.
+
+    Source: integrations/sdpa_attention.py. Without a mask those releases pass `is_causal`, and so does this.
+    """
+    groups = query.shape[1] // keys.shape[1]
+    return _sdpa(query, repeat_heads(keys, groups), repeat_heads(values, groups), mask, scaling)
 
 
 def repeat_kv(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """SDPA with every key/value head repeated for its query heads: transformers up to 5.22.
+    """Returns `repeat_kv_literal`'s bits. On the CPU SDPA groups the heads itself, to the same bits without a copy.
 
-    Source: integrations/sdpa_attention.py. Without a mask those releases pass `is_causal`; so does this. On the CPU,
-    SDPA groups the heads itself to the same bits (a test holds it to `repeat_kv_literal`) and copies nothing; training
-    keeps the literal form, whose gradient sums the repeated heads in another order.
+    Training keeps the literal form, whose gradient sums the repeated heads in another order.
     """
     if query.device.type != "cpu" or query.requires_grad:
         return repeat_kv_literal(query, keys, values, mask, scaling)
     return _sdpa(query, keys, values, mask, scaling)
 
 
-def repeat_kv_literal(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """The specification of `repeat_kv`: the heads repeated in memory, as transformers does it."""
-    groups = query.shape[1] // keys.shape[1]
-    return _sdpa(query, repeat_heads(keys, groups), repeat_heads(values, groups), mask, scaling)
-
-
 def packed_gqa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """transformers from 5.23 on: a single masked query packs its heads as rows onto the key/value heads, so that
-    [B, H, 1, D] becomes [B, H_kv, H // H_kv, D]; more queries repeat as before; no mask lets SDPA group the heads.
+    """SDPA as transformers calls it from 5.23 on.
+
+    A single masked query packs its heads as rows onto the key/value heads. Several masked queries repeat the heads as
+    before. Without a mask SDPA groups the heads.
     """
     batch, heads, length, head_dim = query.shape
     kv_heads = keys.shape[1]
@@ -83,14 +86,16 @@ def packed_gqa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
         return _sdpa(query, keys, values, None, scaling)
     if length > 1 or mask is None or kv_heads == heads:
         return repeat_kv(query, keys, values, mask, scaling)
-    packed = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)
-    return _sdpa(packed, keys, values, mask, scaling).transpose(1, 2).reshape(batch, 1, heads, head_dim)
+    packed = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)  # [B, H_kv, H // H_kv, D]
+    out = _sdpa(packed, keys, values, mask, scaling)  # [B, H // H_kv, H_kv, D]
+    return out.transpose(1, 2).reshape(batch, 1, heads, head_dim)  # [B, 1, H, D]
 
 
 def _sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """[B, H, T, D] and [B, H or H_kv, S, D] twice -> [B, T, H, D]."""
     length, key_length = query.shape[2], keys.shape[2]
     if mask is None and 1 < length != key_length:
-        mask = causal_mask(length, key_length, query.device)  # SDPA's own counts the rows from the first key
+        mask = causal_mask(length, key_length, query.device)  # SDPA's own counts the queries from the first key
     out = F.scaled_dot_product_attention(
         query,
         keys,
@@ -99,7 +104,7 @@ def _sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scal
         scale=scaling,
         is_causal=mask is None and length > 1,
         enable_gqa=query.shape[1] != keys.shape[1],
-    )
+    )  # [B, H, T, D]
     return (out if mask is None else zero_dead_rows(out, mask)).transpose(1, 2)
 
 
@@ -108,7 +113,7 @@ def sdpa_fp32(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
 
     Queries, keys and values are still rounded to the model dtype before, and K/V is stored in it. FP64 stays FP64.
     """
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = at_least_fp32(query.dtype)
     out = repeat_kv(query.to(wide), keys.to(wide), values.to(wide), mask, scaling)
     # the output projection sees the model dtype
     return out.to(query.dtype)

@@ -13,17 +13,14 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.activation import SILU_KERNELS, Silu
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError
+from minimodel.layers import SILU_KERNELS, RotaryTables, Silu, rms_norm, rotate
 from minimodel.linear import LINEAR_KERNELS, Joint, Linear, together
-from minimodel.linear_packed import Part
-from minimodel.mask import causal_mask, check_mask
-from minimodel.norm import rms_norm
 from minimodel.numerics import NumericContract
-from minimodel.roles import NUM_ROLES, RoleRules, check_ids
-from minimodel.rotary import RotaryTables, rotate
+from minimodel.packed import Part
+from minimodel.roles import NUM_ROLES, RoleRules, causal_mask, check_ids, check_mask
 
 Observe = Callable[[str, Tensor], None]
 Record = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], None]  # input_ids, roles, position_ids, mask

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.linear_packed import OneByOne, Part, packed, packed_together
-from minimodel.linear_tiled import tiled
+from minimodel.invariant.linear import tiled
+from minimodel.packed import OneByOne, Part, packed, packed_together
 
 Linear = Callable[[Tensor], Tensor]  # [..., in] -> [..., out]
 Joint = Callable[[Tensor], Sequence[Tensor]]  # several maps of one input

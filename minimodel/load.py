@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from minimodel.bits import all_finite
 from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
-from minimodel.memory import blocks_apart
 from minimodel.numerics import KERNELS, NumericContract, placement
 from minimodel.roles import RoleRules
 from minimodel.safetensors_file import TensorEntry, read_into
@@ -43,8 +43,7 @@ def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
     rules = None
     if checkpoint.contract is not None:
         rules = RoleRules.from_contract(checkpoint.contract, str(checkpoint.directory / "contract.json"))
-    with blocks_apart():
-        decoder = Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, rules)
+    decoder = Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, rules)
     checkpoint.require_unchanged()
     return decoder
 
@@ -90,11 +89,3 @@ def _room(entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> Tenso
         raise InputError(
             f"{entry.path}: tensor {entry.name}: expected {size} bytes of free memory, found less"
         ) from None
-
-
-def all_finite(tensor: Tensor) -> bool:
-    """True without NaN or infinity; min and max propagate both, and need no mask the size of the tensor."""
-    if tensor.numel() == 0:
-        return True
-    low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) and torch.isfinite(high))

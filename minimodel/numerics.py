@@ -1,14 +1,16 @@
 """The numeric contract: everything that may change a bit, chosen explicitly, put in force, and recorded."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import torch
 
 from minimodel.attention import ATTENTION_KERNELS
-from minimodel.errors import refuse
+from minimodel.errors import InputError, refuse
 from minimodel.linear import LINEAR_KERNELS
-from minimodel.process import in_force, put_in_force, wanted
+from minimodel.machine import parallel_threads, variables
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 KERNELS = {  # the short form: attention kernel, linear kernel
@@ -82,24 +84,24 @@ class NumericContract:
         return tuple(torch.device(name) for name in self.device.split(","))
 
     def apply(self) -> None:
-        """Puts the process-wide settings in force, whatever the caller had set (see `process`)."""
-        put_in_force(*self._settings)
+        """Puts the process-wide settings in force, whatever the caller had set."""
+        put_in_force(self.settings)
 
     @property
-    def _settings(self) -> tuple[int, bool, bool]:
-        """Threads, cuDNN's TF32, reduced precision: the arguments of `process.wanted` and `put_in_force`."""
+    def settings(self) -> "Settings":
+        """The settings of the process under this contract."""
         # the paper's surface leaves cuDNN's TF32 on in BF16 (the decoder calls no cuDNN operation); FP32 has it off
-        return self.threads, self.dtype in ("bf16", "fp16"), self.reduced_precision
+        return wanted(self.threads, self.dtype in ("bf16", "fp16"), self.reduced_precision)
 
     def require_in_force(self) -> None:
         """InputError when something changed a setting since `apply`: the bits would no longer be this contract's."""
-        settings = in_force()
-        for name, expected in wanted(*self._settings).items():
-            if settings[name] != expected:
-                raise refuse(f"process setting {name}", f"{expected!r} as the numeric contract set it", settings[name])
+        found = in_force()
+        for name, expected in self.settings.items():
+            if found[name] != expected:
+                raise refuse(f"process setting {name}", f"{expected!r} as the numeric contract set it", found[name])
 
     def record(self) -> dict[str, Any]:
-        """What a manifest keeps: names chosen and settings as read back from the process."""
+        """Returns what a manifest keeps: the names chosen, and the settings as read back from the process."""
         return {
             "dtype": self.dtype,
             "device": self.device,
@@ -107,6 +109,109 @@ class NumericContract:
             "linear": self.linear,
             **in_force(),
         }
+
+
+Settings = dict[str, Any]  # under the names that a manifest records
+SDPA_KERNELS = ("flash", "mem_efficient", "math", "cudnn")  # SDPA chooses among these; all on is torch's default
+SETTLED = ("cos", "sin", "exp")  # the MKL vector functions that a decoder pass calls
+# Attributes of torch.backends in the order in which they are set: torch's old spelling (allow_tf32) before its new one
+# (fp32_precision), because the old one also sets a part of the new one. Callers have been seen to change each of them.
+BACKENDS = {
+    "cuda_matmul_allow_tf32": "cuda.matmul.allow_tf32",
+    "cudnn_allow_tf32": "cudnn.allow_tf32",
+    "mkldnn_matmul_fp32_precision": "mkldnn.matmul.fp32_precision",
+    "cuda_matmul_fp32_precision": "cuda.matmul.fp32_precision",
+    "cudnn_conv_fp32_precision": "cudnn.conv.fp32_precision",
+    "cudnn_rnn_fp32_precision": "cudnn.rnn.fp32_precision",
+    "bf16_reduced_precision_reduction": "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "fp16_reduced_precision_reduction": "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "fp16_accumulation": "cuda.matmul.allow_fp16_accumulation",
+    "mkldnn": "mkldnn.enabled",
+}
+
+
+def wanted(threads: int, cudnn_tf32: bool, reduced_precision: bool) -> Settings:
+    """Returns the settings of a run. Everything not listed follows from the torch version."""
+    cudnn = "tf32" if cudnn_tf32 else "ieee"
+    return {
+        "threads": threads,
+        "float32_matmul_precision": "highest",
+        "cuda_matmul_allow_tf32": False,
+        "cudnn_allow_tf32": cudnn_tf32,
+        "mkldnn_matmul_fp32_precision": "ieee",  # "bf16" makes CPU FP32 products round their operands to BF16
+        "cuda_matmul_fp32_precision": "ieee",
+        "cudnn_conv_fp32_precision": cudnn,
+        "cudnn_rnn_fp32_precision": cudnn,
+        "bf16_reduced_precision_reduction": reduced_precision,
+        "fp16_reduced_precision_reduction": reduced_precision,
+        "fp16_accumulation": False,
+        "mkldnn": True,
+        "sdpa_kernels": " ".join(SDPA_KERNELS),
+        "autocast": False,
+        "deterministic_algorithms": False,  # torch's default, and the paper's
+    }
+
+
+def put_in_force(settings: Settings) -> None:
+    """Sets what `wanted` lists. InputError where a parallel region gets fewer threads than that."""
+    torch.set_num_threads(settings["threads"])
+    _require_threads(settings["threads"])
+    torch.set_float32_matmul_precision(settings["float32_matmul_precision"])
+    for name, path in BACKENDS.items():
+        owner, _, attribute = path.rpartition(".")
+        setattr(reduce(getattr, owner.split("."), torch.backends), attribute, settings[name])
+    for kernel in SDPA_KERNELS:
+        getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(True)
+    torch.use_deterministic_algorithms(settings["deterministic_algorithms"])
+    torch.set_flush_denormal(False)  # torch has no getter for it
+    for device in ("cpu", "cuda"):
+        torch.set_autocast_enabled(device, settings["autocast"])
+    settle_vector_math()
+
+
+def in_force() -> Settings:
+    """Returns the settings as the process has them now; "mixed" where torch's two spellings of one disagree."""
+    on = [kernel for kernel in SDPA_KERNELS if getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")()]
+    return {
+        "threads": torch.get_num_threads(),
+        "float32_matmul_precision": _read(torch.get_float32_matmul_precision),
+        **{name: _read(partial(reduce, getattr, path.split("."), torch.backends)) for name, path in BACKENDS.items()},
+        "sdpa_kernels": " ".join(on),
+        "autocast": any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _read(getter: Callable[[], Any]) -> Any:
+    try:
+        return getter()
+    except RuntimeError:  # torch's refusal when the old and the new spelling were mixed
+        return "mixed"
+
+
+def _require_threads(threads: int) -> None:
+    """InputError where a parallel region gets another number of threads than was set: the record would be wrong."""
+    found = parallel_threads() if threads > 1 else 1
+    if found != threads:
+        limits = [f"{name}={value}" for name, value in variables().items() if name.startswith("OMP_")]
+        cause = f" under {' '.join(limits)}" if limits else ""
+        raise InputError(
+            f"threads: expected {threads} in a parallel region, found {found}{cause}; "
+            f"{'unset that, or ' if limits else ''}pass --threads {found}"
+        )
+
+
+def settle_vector_math() -> None:
+    """Makes the process's first call of each MKL vector function that a pass uses on one element, so on one thread.
+
+    MKL 2024 chooses a function's kernel at its first call in a process and does not guard that choice. Where several
+    threads make the first call together, one of them can run a low-accuracy kernel over its whole share, some 2,500 ULP
+    off, once (pytorch issue 188792): about one process in ten got other bits in a rotary table of 512 rows.
+    """
+    for dtype in (torch.float32, torch.float64):  # narrower dtypes do not go through MKL
+        one = torch.ones(1, dtype=dtype, device="cpu")
+        for function in SETTLED:
+            getattr(torch, function)(one)
 
 
 def placement(device: str, layers: int) -> list[torch.device]:

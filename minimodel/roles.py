@@ -1,4 +1,4 @@
-"""Roles: the one visibility table, the row offset, and the attention mask they give."""
+"""Roles, the visibility table, and the attention mask and position ids that follow from them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +28,9 @@ ROLE_OFFSET = 8  # raw role r reads row 8 + r of the role table; rows 0-7 belong
 
 @dataclass(frozen=True)
 class RoleRules:
-    """How a checkpoint reads roles: the row offset (embedding only) and the visibility table (raw roles)."""
+    """How a checkpoint reads roles."""
 
-    role_offset: int = ROLE_OFFSET
+    role_offset: int = ROLE_OFFSET  # of the role-embedding row only; the visibility table is indexed by raw roles
     visibility: tuple[tuple[int, ...], ...] = VISIBILITY
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class RoleRules:
             raise refuse(f"{where}: role_offset", "an integer from 0 to 65536", offset)
         table = raw.get("visibility", [list(row) for row in VISIBILITY])
         if not isinstance(table, list) or len(table) != NUM_ROLES:
-            raise refuse(f"{where}: visibility", "six rows, one a role", table)
+            raise refuse(f"{where}: visibility", "six rows, one per role", table)
         for role, row in enumerate(table):
             at = f"{where}: visibility row {role} ({ROLE_NAMES[role]})"
             if not isinstance(row, list) or len(row) != NUM_ROLES or any(type(x) is not int or x >> 1 for x in row):
@@ -57,26 +57,20 @@ class RoleRules:
 
 
 def visibility_tensor(visibility: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """bool [6, 6], [query role, key role]."""
+    """Returns the table as bool [6, 6]: [query role, key role]."""
     return torch.tensor(visibility, dtype=torch.bool, device=device)
-
-
-def check_ids(name: str, ids: Tensor, limit: int) -> int:
-    """Returns the largest id; InputError unless all are from 0 to limit - 1, as indexing reads negative ones backwards.
-
-    On an accelerator nothing is checked and -1 returned: reading a value back would wait for the device in every step.
-    """
-    if ids.device.type != "cpu" or ids.numel() == 0:
-        return -1
-    low, high = (int(bound) for bound in torch.aminmax(ids))
-    if low < 0 or high >= limit:
-        raise refuse(name, f"integers from 0 to {limit - 1}", low if low < 0 else high)
-    return high
 
 
 def position_ids(valid: Tensor) -> Tensor:
     """valid bool [B, S] -> int64 [B, S]: non-padding tokens count from zero; padding gets 0, which nothing reads."""
     return (valid.to(torch.int64).cumsum(dim=-1) - 1).clamp_min(0)
+
+
+def causal_mask(length: int, key_length: int, device: torch.device) -> Tensor:
+    """Returns bool [1, 1, T, S], where the T queries are the last T of the S positions."""
+    queries = torch.arange(key_length - length, key_length, device=device)  # [T]
+    keys = torch.arange(key_length, device=device)  # [S]
+    return (keys[None, :] <= queries[:, None])[None, None]
 
 
 def attention_mask(
@@ -89,19 +83,54 @@ def attention_mask(
     """Causal AND padding AND role visibility (paper, section 3.1): bool [B, 1, T, S], True where attention is allowed.
 
     roles_query [B, T] and roles_key [B, S] are raw roles; the T queries are the last T of the S slots. valid_query
-    [B, T] and valid_key [B, S] are False at padding (None: no padding). `visibility` None leaves it at causal AND
-    padding, as a stock checkpoint wants.
+    [B, T] and valid_key [B, S] are False at padding (None: no padding). `visibility` None leaves roles out, as for a
+    stock checkpoint.
     """
     check_ids("roles", roles_query, NUM_ROLES)
     check_ids("roles", roles_key, NUM_ROLES)
-    length, key_length = roles_query.shape[1], roles_key.shape[1]
-    rows = torch.arange(key_length - length, key_length, device=roles_key.device)
-    mask = (torch.arange(key_length, device=roles_key.device)[None, :] <= rows[:, None])[None]
+    batch, length, key_length = roles_key.shape[0], roles_query.shape[1], roles_key.shape[1]
+    mask = causal_mask(length, key_length, roles_key.device)[0]  # [1, T, S]
     if visibility is not None:
-        table = visibility_tensor(visibility, roles_key.device)
-        mask = mask & table[roles_query[:, :, None], roles_key[:, None, :]]
+        table = visibility_tensor(visibility, roles_key.device)  # [6, 6]
+        mask = mask & table[roles_query[:, :, None], roles_key[:, None, :]]  # [B, T, S]
     if valid_key is not None:
         mask = mask & valid_key[:, None, :]
     if valid_query is not None:
         mask = mask & valid_query[:, :, None]
-    return mask.expand(roles_key.shape[0], length, key_length)[:, None]
+    return mask.expand(batch, length, key_length)[:, None]  # [B, 1, T, S]
+
+
+def zero_dead_rows(out: Tensor, mask: Tensor) -> Tensor:
+    """Returns out [B, H, T, D] with zeros where a query may attend to nothing, whatever the kernel left there (NaN).
+
+    Only padding queries are such rows; the others keep their bits. mask: bool [B or 1, 1, T, S].
+    """
+    length, key_length = mask.shape[-2:]
+    # fast path: if every query may attend to itself, no row is dead
+    if bool(mask.diagonal(offset=key_length - length, dim1=-2, dim2=-1).all()):
+        return out
+    alive = mask.any(dim=-1, keepdim=True)  # [B or 1, 1, T, 1]
+    return torch.where(alive, out, torch.zeros((), dtype=out.dtype, device=out.device))
+
+
+def check_mask(mask: Tensor | None, batch: int, length: int, key_length: int) -> None:
+    """InputError unless the mask is None or bool [B or 1, 1, T, S]: numbers could mean "add" as well as "allowed"."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise refuse("attention mask dtype", "torch.bool, True where a query may attend", mask.dtype)
+    if tuple(mask.shape) not in ((batch, 1, length, key_length), (1, 1, length, key_length)):
+        raise refuse("attention mask shape", f"[{batch}, 1, {length}, {key_length}]", list(mask.shape))
+
+
+def check_ids(name: str, ids: Tensor, limit: int) -> int:
+    """Returns the largest id. InputError unless all are from 0 to limit - 1: indexing reads negative ones backwards.
+
+    On an accelerator nothing is checked and -1 is returned: reading a value back would wait for the device every step.
+    """
+    if ids.device.type != "cpu" or ids.numel() == 0:
+        return -1
+    low, high = (int(bound) for bound in torch.aminmax(ids))
+    if low < 0 or high >= limit:
+        raise refuse(name, f"integers from 0 to {limit - 1}", low if low < 0 else high)
+    return high

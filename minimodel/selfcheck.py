@@ -14,14 +14,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from minimodel.attention_blocked import KEY_BLOCK, ROW_TILES
+from minimodel.bits import same_bits
 from minimodel.checkpoint import expected_shapes
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
 from minimodel.errors import CopiesDiffer, InputError
-from minimodel.numbers import same_bits
+from minimodel.invariant.attention import KEY_BLOCK, ROW_TILES
+from minimodel.invariant.checks import thread_counts, threads
 from minimodel.numerics import KERNELS, NumericContract
-from minimodel.proof import thread_counts, threads
 
 LENGTH = KEY_BLOCK + 24  # crosses a key block
 VOCABULARY = 64  # invariant kernels check the head when its own weight is loaded

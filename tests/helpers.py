@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from minimodel.bits import bits
 from minimodel.errors import InputError
-from minimodel.numbers import bits
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from minimodel.bits import all_finite
 from minimodel.errors import InputError, refuse
-from minimodel.load import all_finite
 from minimodel.roles import NUM_ROLES, ROLE_OFFSET
 from minimodel.safetensors_file import FILE_DTYPES, read_into, table_of_contents
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minimodel.errors import InputError
-from minimodel.safetensors_file import TensorEntry
+from minimodel.safetensors_file import FILE_DTYPES, TensorEntry
 
 BUFFER_BYTES = 16 * 1024 * 1024
 
@@ -93,8 +93,7 @@ def _header(tensors: Mapping[str, Planned]) -> tuple[bytes, list[str]]:
     """The length-prefixed header, padded to eight bytes, and the order of the data: wide dtypes first, so that every
     tensor starts at a multiple of its element's size.
     """
-    widths = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
-    order = sorted(tensors, key=lambda name: -widths[tensors[name].dtype])
+    order = sorted(tensors, key=lambda name: -FILE_DTYPES[tensors[name].dtype].itemsize)
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in order:

@@ -17,8 +17,8 @@ from experiments.harness.saving import Saving
 from experiments.harness.tasks import Task
 from experiments.harness.usable import left_out
 from experiments.matrix import matrix_row
-from experiments.plan.estimates import COPIES
 from minimodel.attention import ATTENTION_KERNELS
+from minimodel.bits import COPIES
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from cache.digest import tensor_sha256
 from decode.batched import take_together
-from decode.greedy import RowFailure, Step, Stepped, best_two, take
+from decode.greedy import Step, Stepped, best_two, take
+from decode.independence import together_here
 from decode.stepper import Stepper
 from experiments.benchmark.arms import COLUMNS, Arm
 from experiments.benchmark.bench import Bench, prefilled
@@ -22,9 +23,9 @@ from experiments.benchmark.workload import Workload
 from experiments.plan.estimates import COPIES, cache_bytes
 from experiments.report.blocks import Figure, Table, table
 from experiments.report.charts import chart, legend, line_look
+from minimodel.bits import RowFailure
 from minimodel.decoder import Decoder
 from minimodel.roles import attention_mask, position_ids
-from minimodel.rows import together_here
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

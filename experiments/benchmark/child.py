@@ -76,7 +76,7 @@ def _run(job: Job) -> dict[str, Any]:
     from experiments.benchmark.arms import Arm, open_ours, open_reference
     from experiments.benchmark.bench import prefilled
     from experiments.benchmark.workload import Workload
-    from experiments.plan.estimates import COPIES
+    from minimodel.bits import COPIES
     from minimodel.numerics import NumericContract
 
     numeric = NumericContract(dtype=job.dtype, device=job.device, threads=job.threads)

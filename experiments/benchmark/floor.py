@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cache.kv import KVCache
-from experiments.plan.estimates import COPIES
+from minimodel.bits import COPIES
 from minimodel.decoder import Decoder
 
 FLOORED = ("repeat_kv", "packed_gqa")  # kernels that call SDPA once a layer

@@ -12,7 +12,8 @@ from experiments.benchmark.machine import load
 from experiments.benchmark.timing import Rounds, interleaved, rotated
 from experiments.harness.canonical import canonical, sha256_text
 from experiments.harness.tasks import Task
-from experiments.plan.estimates import COPIES, prefill_cost, step_bytes
+from experiments.plan.estimates import prefill_cost, step_bytes
+from minimodel.bits import COPIES
 
 
 @torch.inference_mode()

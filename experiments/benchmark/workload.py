@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decode.contract import Contract
 from decode.record import FunctionalRecord
-from experiments.plan.estimates import COPIES
+from minimodel.bits import COPIES
 from minimodel.roles import MERGE, attention_mask
 
 SEED = 20260728

@@ -37,9 +37,9 @@ from experiments.harness.rows import row_entry
 from experiments.harness.runner import Plan, run_plan
 from experiments.harness.tasks import Task
 from experiments.harness.usable import left_out
+from minimodel.bits import bits
 from minimodel.checkpoint import open_checkpoint
 from minimodel.decoder import Decoder
-from minimodel.numbers import bits
 from stats.panels import length_spread
 
 CHUNKS = (1, 2, 3, 4, 8, 16, 32, 64, 128)

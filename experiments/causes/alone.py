@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from minimodel.attention import ATTENTION_KERNELS, repeat_heads
+from minimodel.bits import at_least_fp32, same_bits
 from minimodel.config import ModelConfig
-from minimodel.mask import causal_mask
-from minimodel.numbers import same_bits
 from minimodel.numerics import NumericContract
+from minimodel.roles import causal_mask
 
 LENGTH, COPIES, SEED = 205, 2, 20260728  # a prefix of the demo is about so long
 Operation = Callable[[int, int], Tensor]  # queries i to j-1 over keys 0 to j-1 -> [B, H, j - i, ...]
@@ -78,7 +78,7 @@ def parts_of_eager(x: Inputs) -> dict[str, Operation]:
     """Its steps as `minimodel.attention.eager` spells them; scores and weights are compared where the query may see."""
     groups = x.query.shape[1] // x.keys.shape[1]
     keys, values = repeat_heads(x.keys, groups), repeat_heads(x.values, groups)
-    wide = torch.promote_types(x.query.dtype, torch.float32)
+    wide = at_least_fp32(x.query.dtype)
     lowest = torch.finfo(x.query.dtype).min
 
     def scores(i: int, j: int) -> Tensor:

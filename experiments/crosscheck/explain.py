@@ -7,8 +7,8 @@ from cache.storage import Stored
 from experiments.crosscheck.files import FilePair, InMemory, first_step
 from experiments.crosscheck.rerun import TOKEN_BY_TOKEN, Rerun
 from experiments.crosscheck.tensors import Difference
+from minimodel.bits import same_bits
 from minimodel.errors import InputError
-from minimodel.numbers import same_bits
 
 LETTERS = ("A", "B")
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from experiments.harness.trace import token_axis
+from minimodel.bits import bits
 from minimodel.errors import refuse
-from minimodel.numbers import bits
 
 LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 BY_HEAD = ("q_proj", "k_proj", "v_proj", "attention")  # steps [B, T, H*D] whose components belong to heads

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cache.boundary import Boundary
-from cache.build import COPIES
 from cache.isolation import disjoint, geometry
-from decode.greedy import Steps, Suffix, equal_copies, suffix_steps
+from decode.greedy import Steps, Suffix, suffix_steps
 from decode.record import derived_sha256
 from experiments.harness.progress import RowProgress
+from minimodel.bits import COPIES, equal_copies, same_bits
 from minimodel.decoder import Decoder
-from minimodel.numbers import same_bits
 
 
 @dataclass(frozen=True)

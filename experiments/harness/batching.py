@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
+from decode.independence import LARGEST, together_here
+from minimodel.bits import COPIES
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
-from minimodel.rows import LARGEST, together_here
-from minimodel.together import COPIES
 
 CACHES = 7  # of one row at its fullest: the six boundaries of a transplant row, and the suffix decoder's working copy
 

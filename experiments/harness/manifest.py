@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cache.build import COPIES
 from decode.contract import Contract
 from experiments.harness.rundir import INFORMATION
+from minimodel.bits import COPIES
 from minimodel.checkpoint import Checkpoint, file_digests
 from minimodel.machine import machine_record
 from minimodel.numerics import NumericContract

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 from decode.batched import Job, in_flight
-from decode.greedy import RowFailure, Steps
+from decode.greedy import Steps
 from experiments.harness.batching import batch_size
 from experiments.harness.ledger import row_key
 from experiments.harness.progress import Progress, RowProgress
 from experiments.harness.rows import failed_row
 from experiments.harness.tasks import RowName, Task
+from minimodel.bits import RowFailure
 from minimodel.decoder import Decoder
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cache.boundary import Boundary
 from cache.storage import Provenance, contract_record, write_tensors
-from decode.greedy import require_equal_copies
+from minimodel.bits import require_equal_copies
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError
 from minimodel.numerics import DTYPES

@@ -13,7 +13,6 @@ import click
 
 from experiments.harness.exits import DONE, run_command
 from experiments.plan.estimates import (
-    ITEM,
     Cost,
     cache_bytes,
     parameters,
@@ -31,6 +30,7 @@ from minimodel.checkpoint import CONFIG
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
 from minimodel.files import read_json_object
+from minimodel.numerics import DTYPES
 
 PREFIX = 3000
 
@@ -117,7 +117,7 @@ def chosen(checkpoint: Path | None, config: Path | None, preset_name: str | None
 @click.option(
     "--dtype",
     "dtypes",
-    type=click.Choice(list(ITEM)),
+    type=click.Choice(list(DTYPES)),
     multiple=True,
     help="Dtype of weights and K/V; may be repeated. [default: all]",
 )
@@ -160,7 +160,7 @@ def main(
         length = max(1, min(PREFIX, context - suffix)) if prefix is None else prefix
         if length + suffix > context:
             raise refuse("prefix and suffix", f"at most max_position_embeddings {context} tokens", length + suffix)
-        found = plan_table(configs, dtypes or tuple(ITEM), length, suffix, bandwidth, tflops)
+        found = plan_table(configs, dtypes or tuple(DTYPES), length, suffix, bandwidth, tflops)
         click.echo(markdown_table(found))
         return DONE
 

@@ -7,12 +7,12 @@ take a thousandth of the operations and, at batch two, of the bytes. What is cou
 import math
 from dataclasses import dataclass
 
+from minimodel.bits import COPIES
 from minimodel.checkpoint import expected_shapes
 from minimodel.config import ModelConfig
+from minimodel.numerics import DTYPES
 from minimodel.roles import NUM_ROLES, ROLE_OFFSET
 
-COPIES = 2  # the paper's physical batch
-ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 ROLE_ROWS = ROLE_OFFSET + NUM_ROLES
 CACHES = 5  # of a matrix row: live, its replica, prefill, its replica, and the suffix decoder's working copy
 CONTINUATIONS = 4  # arms of a matrix row
@@ -43,13 +43,13 @@ def parameters(config: ModelConfig, role_rows: int = ROLE_ROWS) -> int:
 
 def weight_bytes(config: ModelConfig, dtype: str, role_rows: int = ROLE_ROWS) -> int:
     """Bytes of the weights in `dtype`."""
-    return parameters(config, role_rows) * ITEM[dtype]
+    return parameters(config, role_rows) * DTYPES[dtype].itemsize
 
 
 def cache_bytes(config: ModelConfig, dtype: str, tokens: int, copies: int = COPIES) -> int:
     """Bytes of keys and values of `tokens` tokens in every layer and copy."""
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return per_token * tokens * copies * ITEM[dtype]
+    return per_token * tokens * copies * DTYPES[dtype].itemsize
 
 
 def step_bytes(config: ModelConfig, dtype: str, context: int, logits: bool = True, copies: int = COPIES) -> int:
@@ -57,7 +57,7 @@ def step_bytes(config: ModelConfig, dtype: str, context: int, logits: bool = Tru
     table = config.vocab_size * config.hidden_size  # elements of the embedding, and of the head
     layers = parameters(config, 0) - (1 if config.tie_word_embeddings else 2) * table
     weights = layers + (table if logits else 0)
-    return weights * ITEM[dtype] + cache_bytes(config, dtype, context, copies)
+    return weights * DTYPES[dtype].itemsize + cache_bytes(config, dtype, context, copies)
 
 
 def matrix_weights(config: ModelConfig) -> int:

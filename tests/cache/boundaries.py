@@ -1,7 +1,7 @@
 """Two boundaries, bit for bit."""
 
 from cache import Boundary
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 
 
 def equal(left: Boundary, right: Boundary) -> bool:

@@ -11,7 +11,7 @@ from decode import Contract, RowFailure, State, greedy_suffix
 from decode.greedy import alone, generate
 from decode.stepper import Stepper
 from minimodel import Decoder, load_model
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from minimodel.roles import attention_mask
 from tests.cache.boundaries import equal
 from tests.conftest import Three, build_three, numeric

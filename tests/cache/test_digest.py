@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from cache import digest
 from cache.digest import cache_sha256, tensor_sha256
 from cache.kv import KVCache
-from minimodel.numbers import bits, same_bits
+from minimodel.bits import bits, same_bits
 from tests.cache.test_kv import CPU, filled
 from tests.helpers import flip_bit, random_tensor
 

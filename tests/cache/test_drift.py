@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cache import KVCache, compare
 from cache.drift import compare_tensors
-from minimodel.numbers import bits
+from minimodel.bits import bits
 from tests.cache.test_kv import CPU, filled
 from tests.helpers import flip_bit, random_tensor, refused
 

@@ -10,7 +10,7 @@ from cache.digest import cache_sha256
 from cache.isolation import cache_tensors, disjoint
 from decode import RowFailure
 from minimodel import Decoder
-from minimodel.numbers import bits, same_bits
+from minimodel.bits import bits, same_bits
 from tests.helpers import flip_bit, random_tensor, refused
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from cache.isolation import disjoint
 from cache.storage import HEADER, Provenance, open_tensors
 from decode import Contract, greedy_suffix
 from minimodel import InputError
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from tests.conftest import Three
 from tests.helpers import flip_bit, refused
 

@@ -11,7 +11,7 @@ from cache import Boundary, KVCache, build_prefill, transplant
 from cache.isolation import disjoint
 from cache.transplant import whole_transplant_holds
 from decode import Contract, RowFailure, State, greedy_suffix
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from tests.conftest import Three
 from tests.helpers import flip_bit, random_tensor, refused
 

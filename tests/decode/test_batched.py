@@ -15,8 +15,8 @@ from cache.build import incremental_steps, live_steps
 from decode import Contract, RowFailure, State
 from decode.batched import Job, best_two_each, in_flight
 from decode.greedy import Step, Steps, alone, best_two, suffix_steps
+from decode.independence import together_here
 from minimodel import Decoder, load_model
-from minimodel.rows import together_here
 from tests.conftest import numeric
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from cache import build_incremental, build_live, build_prefill
+from minimodel.bits import same_bits
 from minimodel.errors import InputError
 from minimodel.load import load_model
-from minimodel.numbers import same_bits
 from tests.device.conftest import UnderTest
 from tests.helpers import flip_bit
 

@@ -9,9 +9,8 @@ from click.testing import Result
 
 import experiments.benchmark.batch as batch
 from experiments.benchmark.arms import COLUMNS, available
-from experiments.plan.estimates import COPIES
+from minimodel.bits import COPIES, bits
 from minimodel.config import ModelConfig
-from minimodel.numbers import bits
 from tests.conftest import numeric
 from tests.experiments.commands import write_tasks
 from tests.experiments.runs import call, one_line

@@ -8,7 +8,7 @@ import pytest
 
 import experiments.bridge as bridge
 from experiments.harness.bank import open_bank
-from minimodel.numbers import bits
+from minimodel.bits import bits
 from stats.panels import length_spread
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
 

@@ -5,7 +5,7 @@ import pytest
 import experiments.causes.__main__ as causes
 from cache.drift import CacheDrift, compare
 from experiments.causes.cells import FACTORS
-from minimodel import linear_tiled
+from minimodel.invariant import linear as invariant_linear
 from minimodel.numerics import KERNELS
 from minimodel.selfcheck import copies_fault
 from tests.experiments.runs import call, inputs, ledger, open_finished, run
@@ -72,8 +72,8 @@ def test_a_kernel_wrongly_called_invariant_fails_its_gate(study, tmp_path, monke
 
 
 def test_a_cell_that_this_machine_cannot_run_is_left_out_by_name(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(linear_tiled, "place_does_not_matter", lambda *_: False)
-    monkeypatch.setattr(linear_tiled, "_PLANS", {})
+    monkeypatch.setattr(invariant_linear, "place_does_not_matter", lambda *_: False)
+    monkeypatch.setattr(invariant_linear, "_PLANS", {})
     copies_fault.cache_clear()
     done = run(study, "causes", tmp_path / "run", *BF16, "--limit", 1)
     copies_fault.cache_clear()

@@ -10,7 +10,7 @@ import experiments.fixed_prefix as fixed_prefix
 from experiments.harness.bank import open_bank
 from experiments.harness.canonical import sha256_file
 from experiments.harness.cross_precision import cross_precision
-from minimodel.numbers import bits
+from minimodel.bits import bits
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, resumes, rewrite, run
 from tests.helpers import refused
 

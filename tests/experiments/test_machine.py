@@ -7,7 +7,7 @@ import pytest
 
 import experiments.machine as machine
 from experiments.report.machine import HEADER, machine_lines, machine_rows, machine_table
-from minimodel import linear_packed
+from minimodel import packed
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.machine import machine_record
 from minimodel.selfcheck import copies_fault
@@ -26,8 +26,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> Pat
         patch.setattr(machine, "BUFFER", 1 << 20)
         patch.setattr(machine, "MOST", 3)
         patch.setattr(machine, "DTYPES", DTYPES)
-        patch.setattr(linear_packed, "packing_works", lambda dtype: False)
-        patch.setattr(linear_packed, "_EQUAL", {})
+        patch.setattr(packed, "packing_works", lambda dtype: False)
+        patch.setattr(packed, "_EQUAL", {})
         patch.setitem(ATTENTION_KERNELS, "eager", altered("eager", lambda query, keys: keys.shape[2] == 8))
         copies_fault.cache_clear()
         done = call("machine", "--checkpoint", tiny_directory, "--threads", 1, "--out", root / "machine.json", cwd=root)

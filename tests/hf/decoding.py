@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from decode.contract import Contract
-from decode.greedy import RowFailure, require_equal_copies
 from decode.record import FunctionalRecord
 from decode.structure import Structure, advance, forced
+from minimodel.bits import RowFailure, require_equal_copies
 from tests.hf import versions
 from tests.hf.reference import Reference
 

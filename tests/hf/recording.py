@@ -14,9 +14,10 @@ from torch import Tensor
 from cache.boundary import Boundary
 from cache.isolation import disjoint
 from cache.kv import KVCache
-from decode.greedy import RowFailure, Suffix, require_equal_copies
+from decode.greedy import Suffix
 from decode.record import FunctionalRecord
 from decode.state import State, content_of
+from minimodel.bits import RowFailure, require_equal_copies
 from minimodel.decoder import Observe
 from minimodel.roles import ANSWER, MERGE
 from tests.hf import versions

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from cache.kv import KVCache
+from minimodel.bits import same_bits
 from minimodel.decoder import Decoder
-from minimodel.numbers import same_bits
 from tests.hf import versions
 from tests.hf.inputs import Request
 from tests.hf.reference import Reference

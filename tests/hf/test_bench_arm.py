@@ -13,9 +13,9 @@ from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark.arms import open_ours, open_reference
 from experiments.benchmark.bench import digest, prefilled
 from experiments.benchmark.workload import Workload
-from minimodel.linear_packed import why_not_packed
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from minimodel.numerics import NumericContract
+from minimodel.packed import why_not_packed
 from tests.experiments.commands import write_tasks
 from tests.helpers import flip_bit
 from tests.hf import bench_arm, versions

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decode.greedy import RowFailure
+from minimodel.bits import RowFailure
 from tests.hf.decoding import pick
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 import minimodel.decoder
 from experiments.harness.options import DEMO
+from minimodel.bits import bits, same_bits
 from minimodel.decoder import Decoder
 from minimodel.load import load_model
-from minimodel.numbers import bits, same_bits
 from minimodel.numerics import DTYPES
 from tests.hf import versions
 from tests.hf.conftest import CONSTRUCTIONS, numeric

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from cache.kv import KVCache
+from minimodel.bits import same_bits
 from minimodel.decoder import Decoder
+from minimodel.layers import rms_norm, rotary_table
 from minimodel.load import load_model
-from minimodel.norm import rms_norm
-from minimodel.numbers import same_bits
-from minimodel.rotary import rotary_table
 from tests.hf import versions
 from tests.hf.conftest import numeric
 from tests.hf.inputs import Request

@@ -21,8 +21,8 @@ from experiments.harness.options import DEMO
 from experiments.harness.rows import row_entry
 from experiments.harness.tasks import load_tasks
 from experiments.harness.trace import SCHEMA as TRACE
+from minimodel.bits import same_bits
 from minimodel.load import load_model
-from minimodel.numbers import same_bits
 from tests import THREADS
 from tests.experiments.commands import ROOT
 from tests.hf import record, versions

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from decode.contract import Contract
-from decode.greedy import RowFailure
 from decode.state import State
 from experiments.benchmark.arms import NOTHING_SAVED
 from experiments.harness.progress import Progress
 from experiments.harness.tasks import Task
-from minimodel.numbers import bits
+from minimodel.bits import RowFailure, bits
 from tests.hf import record, recording, versions
 from tests.hf.reference import Reference
 

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.attention import ATTENTION_KERNELS, Attention, causal_mask, repeat_heads
-from minimodel.numbers import same_bits
+from minimodel.attention import ATTENTION_KERNELS, Attention, repeat_heads
+from minimodel.bits import same_bits
+from minimodel.roles import causal_mask
 from tests.helpers import random_tensor
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float64]

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from cache import KVCache
 from minimodel import Decoder, load_model
 from minimodel.attention import ATTENTION_KERNELS
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
+from minimodel.layers import RotaryTables
 from minimodel.roles import attention_mask
-from minimodel.rotary import RotaryTables
 from tests.conftest import numeric
 from tests.helpers import refused
 from tests.minimodel.float64_decoder import reference

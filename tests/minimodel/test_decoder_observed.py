@@ -3,7 +3,7 @@
 import torch
 
 from minimodel import Decoder
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from minimodel.roles import attention_mask
 from tests.minimodel.forward import LAYERS, ROLES, TOKENS, call
 

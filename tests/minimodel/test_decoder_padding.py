@@ -8,7 +8,7 @@ import torch
 from cache import KVCache
 from minimodel import Decoder, load_model
 from minimodel.attention import ATTENTION_KERNELS
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from minimodel.roles import attention_mask, position_ids
 from tests.conftest import numeric
 from tests.minimodel.forward import HEAD_DIM, KV_HEADS, ROLES, TOKENS

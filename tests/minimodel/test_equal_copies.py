@@ -13,7 +13,7 @@ from minimodel.linear import LINEAR_KERNELS
 from minimodel.selfcheck import copies_fault, require_usable
 from tests.conftest import numeric
 from tests.helpers import flip_bit, refused
-from tests.minimodel.test_kernel_selfcheck import tiny_config
+from tests.minimodel.test_selfcheck import tiny_config
 
 
 @pytest.fixture(autouse=True)

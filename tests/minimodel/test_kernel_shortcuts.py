@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.attention import ATTENTION_KERNELS, repeat_kv, repeat_kv_literal, zero_dead_rows
-from minimodel.norm import rms_norm, rms_norm_literal
-from minimodel.numbers import same_bits
-from minimodel.rotary import apply_rotary, rotary_table, rotate, sign_first_half
+from minimodel.attention import ATTENTION_KERNELS, repeat_kv, repeat_kv_literal
+from minimodel.bits import same_bits
+from minimodel.layers import apply_rotary, rms_norm, rms_norm_literal, rotary_table, rotate, sign_first_half
+from minimodel.roles import zero_dead_rows
 from tests.helpers import random_tensor
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minimodel import Decoder, load_model
+from minimodel.bits import all_finite, bits, same_bits
 from minimodel.checkpoint import open_checkpoint
-from minimodel.load import all_finite, decoder_from
-from minimodel.numbers import bits, same_bits
+from minimodel.load import decoder_from
 from minimodel.safetensors_file import FILE_DTYPES, casts_exactly
 from tests.conftest import numeric
 from tests.helpers import edit_json, random_tensor, refused

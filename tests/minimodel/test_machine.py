@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minimodel import machine, process
+from minimodel import machine, numerics
 from minimodel.machine import machine_record, parallel_threads, variables
 from tests.conftest import numeric
 from tests.helpers import refused
@@ -91,7 +91,7 @@ def test_fewer_threads_than_set_are_refused_with_their_cause(
 ) -> None:
     numeric("bf16", threads=2).apply()
     assert parallel_threads() == 2
-    monkeypatch.setattr(process, "parallel_threads", lambda: 1)
+    monkeypatch.setattr(numerics, "parallel_threads", lambda: 1)
     monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
     with refused("threads: expected 2", "found 1 under", "OMP_THREAD_LIMIT=1", "--threads 1"):
         numeric("bf16", threads=2).apply()

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from minimodel import NumericContract, load_model
-from minimodel.numbers import same_bits
-from minimodel.numerics import DTYPES
-from minimodel.process import in_force, wanted
+from minimodel.bits import same_bits
+from minimodel.numerics import DTYPES, in_force, wanted
 from tests import THREADS
 from tests.conftest import numeric
 from tests.helpers import random_tensor, refused

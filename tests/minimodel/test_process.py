@@ -1,6 +1,6 @@
 """MKL's vector functions are called first on one thread; a fresh process's tables are every process's tables.
 
-The fault itself (`process.settle_vector_math`) is a race that a test cannot order, so the quick tests hold what rules
+The fault itself (`numerics.settle_vector_math`) is a race that a test cannot order, so the quick tests hold what rules
 it out: each function's first call is on one element, so on one thread. The slow one starts many processes and counts.
 """
 
@@ -18,7 +18,7 @@ MKL |= {"tanh", "trunc"}  # what aten/src/ATen/cpu/vml.h of torch 2.13 hands to 
 FIRST_CALLS = """
 import json, sys, torch
 from torch.utils._python_dispatch import TorchDispatchMode
-import minimodel.process as process
+import minimodel.numerics as numerics
 from cache import build_live, build_prefill
 from decode import Contract, State
 from minimodel import NumericContract, load_model
@@ -26,7 +26,7 @@ from tests.tiny import TASK
 
 directory, kernels, dtype, settle = sys.argv[1:]
 if settle == "no":
-    process.settle_vector_math = lambda: None
+    numerics.settle_vector_math = lambda: None
 first = {}
 
 class Calls(TorchDispatchMode):
@@ -47,9 +47,9 @@ print(json.dumps(first))
 
 TABLE = """
 import hashlib, sys, torch
-from minimodel.process import put_in_force
-from minimodel.rotary import rotary_table
-put_in_force(8, cudnn_tf32=True)  # more threads than cores: the likeliest way to meet the race
+from minimodel import NumericContract
+from minimodel.layers import rotary_table
+NumericContract("bf16", threads=8).apply()  # more threads than cores: the likeliest way to meet the race
 cos, sin = rotary_table(4096, 64, 1e6, torch.float32)
 if sys.argv[1] == "flip":
     sin.view(torch.int32)[4095, 63] ^= 1

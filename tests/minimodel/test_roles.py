@@ -9,9 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimodel.attention import check_mask
 from minimodel.checkpoint import open_checkpoint
-from minimodel.roles import NUM_ROLES, ROLE_NAMES, ROLE_OFFSET, VISIBILITY, RoleRules, attention_mask, position_ids
+from minimodel.roles import (
+    NUM_ROLES,
+    ROLE_NAMES,
+    ROLE_OFFSET,
+    VISIBILITY,
+    RoleRules,
+    attention_mask,
+    check_mask,
+    position_ids,
+)
 from tests.helpers import edit_json, refused
 from tests.tiny import write_checkpoint
 

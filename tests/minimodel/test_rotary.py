@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from minimodel.numbers import same_bits
-from minimodel.rotary import RotaryTables, rotary_table, rotate, rotate_half, sign_first_half
+from minimodel.bits import same_bits
+from minimodel.layers import RotaryTables, rotary_table, rotate, rotate_half, sign_first_half
 from tests.helpers import random_tensor
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from minimodel import safetensors_file
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from minimodel.safetensors_file import read_into, table_of_contents
 from tests.helpers import random_tensor, refused
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from cache.kv import KVCache
 from minimodel import Decoder, load_model
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from tests.conftest import numeric
 from tests.experiments.adapt.bases import EMBED, HEAD, adapted, shard, write_base
 from tests.helpers import edit_json

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from decode import Contract
 from minimodel import load_model
-from minimodel.numbers import bits, same_bits
+from minimodel.bits import bits, same_bits
 from tests.conftest import numeric
 from tests.experiments.adapt.bases import EMBED, adapted, run, write_base
 from tests.helpers import edit_json, refused

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from experiments.adapt.stream import Planned, Span, with_rows, write_stream
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from minimodel.safetensors_file import table_of_contents
 
 

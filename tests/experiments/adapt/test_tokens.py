@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from decode.contract import CLOSE, OPEN
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 from tests.experiments.adapt.bases import EMBED, HEAD, adapted, write_base
 
 

@@ -13,7 +13,7 @@ from decode.contract import Contract
 from experiments.benchmark.arms import COLUMNS, available, open_ours
 from experiments.benchmark.floor import Floor
 from experiments.benchmark.workload import Workload
-from experiments.plan.estimates import COPIES
+from minimodel.bits import COPIES
 from minimodel.checkpoint import open_checkpoint
 from tests.conftest import numeric
 

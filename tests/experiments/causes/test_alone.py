@@ -5,7 +5,7 @@ import torch
 
 from experiments.causes.alone import LENGTH, Inputs, parts_of_eager, rows_alone
 from minimodel.attention import ATTENTION_KERNELS, eager
-from minimodel.numbers import bits, same_bits
+from minimodel.bits import bits, same_bits
 from tests.conftest import numeric
 
 PARTS = ["eager, scores", "eager, softmax", "eager, product with the values"]

@@ -12,7 +12,7 @@ from cache.kv import KVCache
 from cache.storage import Provenance
 from decode import State
 from minimodel import Decoder
-from minimodel.numbers import bits
+from minimodel.bits import bits
 from minimodel.roles import BRANCH_1, BRANCH_3, VISIBILITY
 from tests.experiments.crosscheck.recordings import BUILD, Tampered, altered, first, from_directory, record
 from tests.experiments.crosschecks import checked

@@ -13,7 +13,7 @@ from decode import State
 from experiments.harness.trace import SCHEMA as TRACE
 from experiments.harness.trace import Trace, require_room, slot_bytes
 from minimodel import Decoder
-from minimodel.numbers import bits
+from minimodel.bits import bits
 from tests.experiments.crosscheck.recordings import BUILD
 from tests.experiments.crosschecks import checked, run
 from tests.helpers import refused

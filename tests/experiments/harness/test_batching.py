@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import experiments.harness.batching as batching
+from decode.independence import Together, together_here
 from experiments.harness.batching import CACHES, batch_size, free_bytes
 from minimodel import Decoder
-from minimodel.rows import Together, together_here
 from tests.experiments.runs import call, inputs, ledger, one_line, run
 from tests.helpers import refused
 

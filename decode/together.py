@@ -1,8 +1,8 @@
-"""One decode step of several requests: what acts on rows alone runs on the rows of all, attention on each request's
-own cache in a call of its own shape.
+"""One decode step of several requests: row-wise parts run once on the rows of all requests, attention once per request
+on that request's own cache.
 
-So a request keeps the bits it has alone exactly where every row-wise part gives a pair of rows (the two physical copies
-of a request) the same bits in any call. `minimodel.rows` checks that on the device before a step of several is made.
+A request keeps the bits it has alone exactly where every row-wise part gives a pair of rows (a request's two physical
+copies) the same bits in any call. `decode.independence` checks that on the device before requests step together.
 """
 
 import copy
@@ -13,13 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minimodel.bits import COPIES
 from minimodel.decoder import Cache, Decoder, Observe, Record, unobserved
 from minimodel.linear import Joint, Linear, Plain
-from minimodel.linear_packed import OneByOne
-from minimodel.mask import check_mask
-from minimodel.roles import check_ids
-
-COPIES = 2  # rows per request
+from minimodel.packed import OneByOne
+from minimodel.roles import check_ids, check_mask
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,9 @@ class Request:
 
 
 def step_together(model: Decoder, requests: Sequence[Request], observe: Observe | None = None) -> Tensor:
-    """The hidden states [2K, 1, E] of K requests, two rows each in their order. Each cache holds one token more then.
+    """Runs one token of each of K requests and returns the hidden states [2K, 1, E], two rows per request in order.
 
-    The same errors as of a decoder call. `observe` sees the rows of all requests, attention's steps too.
+    Each cache then holds one token more. Errors as in a decoder call. `observe` gets the rows of all requests.
     """
     for request in requests:
         if request.record is not None:
@@ -70,7 +68,7 @@ class Pairs:
     """F.linear of each pair of rows, [2K, 1, in] -> [2K, 1, out], as one batched product of K pairs.
 
     MKL sums two FP32 rows in another order than four and more. A batch of products of two rows mostly has the order of
-    two, which `minimodel.rows` checks by shape.
+    two, which `decode.independence` checks by shape.
     """
 
     weight: Tensor  # [out, in]
@@ -103,7 +101,7 @@ def shape_of(linear: Plain) -> Shape:
 
 
 def taking(model: Decoder, ways: Mapping[Shape, Way]) -> Decoder:
-    """The same decoder over the same weights, whose `Plain` maps take the rows of several requests by their shapes."""
+    """Returns a decoder over the same weights whose `Plain` maps take the rows of several requests by their shapes."""
     if not ways:
         return model
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from cache import build_incremental, build_live, build_prefill
 from decode import State
 from minimodel import NumericContract, load_model, selfcheck
-from minimodel.activation import SILU_KERNELS, silu_in_steps
 from minimodel.attention import ATTENTION_KERNELS
+from minimodel.bits import bits, same_bits
 from minimodel.config import ModelConfig
+from minimodel.layers import SILU_KERNELS, silu_in_steps
 from minimodel.linear import LINEAR_KERNELS
-from minimodel.linear_packed import why_not_packed
-from minimodel.numbers import bits, same_bits
+from minimodel.packed import why_not_packed
 from minimodel.selfcheck import prove
 from tests import THREADS
 from tests.conftest import numeric

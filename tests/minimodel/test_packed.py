@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel import linear_packed, linear_tiled
+from minimodel import packed
+from minimodel.bits import same_bits
+from minimodel.invariant import linear as tiled
+from minimodel.invariant.checks import cancelling, in_tiles, place_does_not_matter
 from minimodel.linear import LINEAR_KERNELS, together
-from minimodel.numbers import same_bits
-from minimodel.proof import cancelling, in_tiles, place_does_not_matter
 from tests.helpers import random_tensor, refused
 
 NARROW = [torch.bfloat16, torch.float16]
@@ -22,7 +23,7 @@ ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 32, 33, 40, 63, 64, 65, 100, 128, 129, 2
 
 def require_packing(dtype: torch.dtype) -> None:
     """Skips the test where this process cannot pack weights of `dtype`, naming the reason."""
-    if reason := linear_packed.why_not_packed(dtype, CPU):
+    if reason := packed.why_not_packed(dtype, CPU):
         pytest.skip(reason)
 
 
@@ -30,7 +31,7 @@ def weight_and_bias(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor,
     return random_tensor(*shape, dtype=dtype), random_tensor(shape[0], dtype=dtype, seed=1)
 
 
-def rows_that_change(function: linear_tiled.Rows, x: Tensor, rows: list[int], seed: int = 0) -> int:
+def rows_that_change(function: tiled.Rows, x: Tensor, rows: list[int], seed: int = 0) -> int:
     """How many calls, of some rows of x in some order, give a row other bits than it has alone in a call of two."""
     rng = random.Random(seed)
     expected = in_tiles(function, x, 2)
@@ -117,8 +118,8 @@ def test_a_function_that_looks_at_its_place_is_found_out() -> None:
 
 
 def test_tiled_refuses_a_shape_that_nothing_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_tiled, "place_does_not_matter", lambda *_: False)
-    monkeypatch.setattr(linear_tiled, "_PLANS", {})
+    monkeypatch.setattr(tiled, "place_does_not_matter", lambda *_: False)
+    monkeypatch.setattr(tiled, "_PLANS", {})
     with refused("linear kernel tiled", "[64, 32]", "float32", "threads"):
         LINEAR_KERNELS["tiled"](*weight_and_bias((64, 32), torch.float32))
 
@@ -151,7 +152,7 @@ def test_packed_maps_of_one_input_have_the_bits_they_have_alone(
         biases = [None] * len(widths) if bias is None else bias.split(widths)
         parts = list(zip(weight.split(widths), biases))
         joined, alone = together("packed", parts), [LINEAR_KERNELS["plain"](*part) for part in parts]
-        assert joined.func is linear_packed._together, "one product"  # type: ignore[attr-defined]
+        assert joined.func is packed._together, "one product"  # type: ignore[attr-defined]
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for rows in ROWS:
@@ -165,8 +166,8 @@ def test_packed_maps_of_one_input_have_the_bits_they_have_alone(
 
 def test_maps_of_one_input_are_taken_alone_where_the_proof_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     require_packing(torch.bfloat16)
-    monkeypatch.setattr(linear_packed, "_EQUAL", {})
-    monkeypatch.setattr(linear_packed, "same_bits", lambda *_: False)
+    monkeypatch.setattr(packed, "_EQUAL", {})
+    monkeypatch.setattr(packed, "same_bits", lambda *_: False)
     weight, bias = weight_and_bias((64, 32), torch.bfloat16)
     parts = list(zip(weight.split(32), bias.split(32)))
     x = random_tensor(2, 32, dtype=torch.bfloat16, seed=2)
@@ -174,7 +175,7 @@ def test_maps_of_one_input_are_taken_alone_where_the_proof_fails(monkeypatch: py
         assert same_bits(mine.contiguous(), F.linear(x, *part))
     monkeypatch.undo()
     joined = together("packed", parts)
-    assert joined.func is linear_packed._together  # type: ignore[attr-defined]
+    assert joined.func is packed._together  # type: ignore[attr-defined]
 
 
 def test_kernels_other_than_packed_take_each_map_alone() -> None:
@@ -197,19 +198,19 @@ def test_packed_fp32_is_a_contract_of_its_own() -> None:
 def test_packed_weight_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
     require_packing(dtype)
     weight, _ = weight_and_bias((36, 100), dtype)
-    assert same_bits(linear_packed.PackedWeight(weight, None).weight(), weight)
+    assert same_bits(packed.PackedWeight(weight, None).weight(), weight)
 
 
 def test_packed_falls_back_to_plain_where_the_proof_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     require_packing(torch.bfloat16)
-    monkeypatch.setattr(linear_packed, "_EQUAL", {})
-    monkeypatch.setattr(linear_packed, "same_bits", lambda *_: False)
+    monkeypatch.setattr(packed, "_EQUAL", {})
+    monkeypatch.setattr(packed, "same_bits", lambda *_: False)
     weight, bias = weight_and_bias((64, 32), torch.bfloat16)
     assert LINEAR_KERNELS["packed"](weight, bias).func is F.linear  # type: ignore[attr-defined]
 
 
 def test_without_packing_packed_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_packed, "packing_works", lambda dtype: False)
+    monkeypatch.setattr(packed, "packing_works", lambda dtype: False)
     for dtype, feature in ((torch.bfloat16, "avx512bw"), (torch.float16, "avx512_fp16"), (torch.float32, "oneDNN")):
         weight, bias = weight_and_bias((64, 32), dtype)
         name = str(dtype).removeprefix("torch.")
@@ -223,11 +224,11 @@ def test_without_packing_packed_is_refused_in_one_line(monkeypatch: pytest.Monke
 def test_without_packing_tiled_rows_still_keep_their_bits(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, fresh_threads: None
 ) -> None:
-    monkeypatch.setattr(linear_packed, "packing_works", lambda dtype: False)
-    monkeypatch.setattr(linear_tiled, "_PLANS", {})
+    monkeypatch.setattr(packed, "packing_works", lambda dtype: False)
+    monkeypatch.setattr(tiled, "_PLANS", {})
     x, weight = cancelling(300, 100, 36, dtype, CPU, seed=9)
     function = LINEAR_KERNELS["tiled"](weight, None)
-    assert [primitive for primitive, _ in linear_tiled._PLANS.values()] == ["plain"]
+    assert [primitive for primitive, _ in tiled._PLANS.values()] == ["plain"]
     assert rows_that_change(function, x, ROWS) == 0
     assert rows_that_change(by_count, x, ROWS) > 0, "control: a kernel that sums by the number of rows"
 
@@ -239,15 +240,15 @@ def by_count(rows: Tensor) -> Tensor:
 
 
 def test_the_trial_of_packing_reports_what_onednn_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = linear_packed.packing_works.__wrapped__
+    trial = packed.packing_works.__wrapped__
     assert not trial(torch.float64), "oneDNN packs no FP64 weight on any CPU"
     assert trial(torch.float32) == torch.backends.mkldnn.is_available()
 
-    class Wrong(linear_packed.PackedWeight):
+    class Wrong(packed.PackedWeight):
         def __call__(self, rows: Tensor) -> Tensor:
             return -super().__call__(rows)
 
-    monkeypatch.setattr(linear_packed, "PackedWeight", Wrong)
+    monkeypatch.setattr(packed, "PackedWeight", Wrong)
     assert not trial(torch.float32), "a product with wrong values is no packing that works"
 
 

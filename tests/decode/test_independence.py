@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import minimodel.rows as rows
+from decode import independence
+from decode.independence import LARGEST, row_counts_equal, together_here
+from decode.together import OneCallEach, Pairs, shape_of, taking
 from minimodel import Decoder, load_model
+from minimodel.bits import same_bits
+from minimodel.invariant.checks import cancelling
 from minimodel.linear import LINEAR_KERNELS, Plain
-from minimodel.numbers import same_bits
-from minimodel.proof import cancelling
-from minimodel.rows import LARGEST, row_counts_equal, together_here
-from minimodel.together import OneCallEach, Pairs, shape_of, taking
 from tests.conftest import numeric
 
 CPU = torch.device("cpu")
@@ -63,26 +63,26 @@ def test_a_linear_kernel_whose_bits_depend_on_the_row_count_is_refused(
 
 
 def test_a_norm_whose_bits_depend_on_the_row_count_is_refused(bf16: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rows.rms_norm
+    real = independence.rms_norm
 
     def altered(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return real(x, weight, eps) if len(x) < 10 else -real(x, weight, eps)
 
-    monkeypatch.setattr(rows, "rms_norm", altered)
-    monkeypatch.setattr(rows, "_KNOWN", {})
+    monkeypatch.setattr(independence, "rms_norm", altered)
+    monkeypatch.setattr(independence, "_KNOWN", {})
     found = together_here(bf16)
     assert found.size <= 4 and (found.size < 4 or found.limit == "the norm, 10 rows")
 
 
 def test_a_batch_that_mixes_its_requests_is_refused(bf16: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every part holds, and the layer does not: the one check that runs the step itself."""
-    real = rows.step_together
+    real = independence.step_together
 
     def mixed(model: Decoder, requests: list, observe: Callable[[str, Tensor], None]) -> Tensor:
         return real(model, [requests[1], requests[0], *requests[2:]], observe)
 
-    monkeypatch.setattr(rows, "step_together", mixed)
-    monkeypatch.setattr(rows, "_KNOWN", {})
+    monkeypatch.setattr(independence, "step_together", mixed)
+    monkeypatch.setattr(independence, "_KNOWN", {})
     found = together_here(bf16)
     assert found.size == 1 and found.limit.endswith("one whole layer, 4 rows")
 
@@ -127,7 +127,7 @@ def test_a_plain_map_whose_rows_change_in_one_call_takes_another_way(monkeypatch
     _, weight = cancelling(2, 64, 48, torch.float32, CPU)
     linear = Plain(weight, None)
     monkeypatch.setattr(F, "linear", altered)
-    way = rows._way(linear, 4)
+    way = independence._way(linear, 4)
     assert way in (Pairs, OneCallEach)
     x = torch.randn(8, 1, 64, generator=torch.Generator().manual_seed(4))
     assert not same_bits(linear(x), torch.cat([linear(pair) for pair in x.split(2)])), "the control"

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minimodel.bits import same_bits
 from minimodel.errors import InputError, refuse
-from minimodel.numbers import same_bits
-from minimodel.proof import cancelling, thread_counts, threads
+from minimodel.invariant.checks import cancelling, thread_counts, threads
 
 Part = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
 ROW_COUNTS = (*range(1, 9), *range(10, 33, 2))  # tried: 2 rows a request; with more rows packing gains little

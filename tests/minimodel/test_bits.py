@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minimodel.numbers import bits, same_bits
+from minimodel.bits import bits, same_bits
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 

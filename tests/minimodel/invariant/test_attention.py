@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from minimodel import attention_blocked
 from minimodel.attention import ATTENTION_KERNELS, Attention
-from minimodel.attention_blocked import KEY_BLOCK, add_tree, blocked, whole_blocks
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
+from minimodel.invariant import attention
+from minimodel.invariant.attention import KEY_BLOCK, add_tree, blocked, whole_blocks
 from tests.helpers import random_tensor, refused
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -99,8 +99,8 @@ def test_a_crooked_tree_is_found_out(monkeypatch: pytest.MonkeyPatch, fresh_thre
     short = 2 * KEY_BLOCK + 60  # three blocks, or four when the call also holds later keys
     alone, beside = (case.rows(blocked, short - 1, short, more=more) for more in (0, 300))
     assert same_bits(alone, beside)
-    monkeypatch.setattr(attention_blocked, "add_tree", halves)
-    monkeypatch.setattr(attention_blocked, "_reach", lambda forbidden: len(forbidden))
+    monkeypatch.setattr(attention, "add_tree", halves)
+    monkeypatch.setattr(attention, "_reach", lambda forbidden: len(forbidden))
     alone, beside = (case.rows(blocked, short - 1, short, more=more) for more in (0, 300))
     assert not same_bits(alone, beside)
 
@@ -135,16 +135,16 @@ def test_mathematics_of_eager_in_fp64(length: int, groups: int) -> None:
 
 
 def test_more_heads_a_group_than_a_tile_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_blocked, "ROW_TILES", (16,))
-    attention_blocked.row_tiles.cache_clear()
+    monkeypatch.setattr(attention, "ROW_TILES", (16,))
+    attention.row_tiles.cache_clear()
     with refused("attention kernel blocked", "at most 16", "17"):
         blocked(random_tensor(1, 17, 1, 8), random_tensor(1, 1, 1, 8), random_tensor(1, 1, 1, 8), None, 0.3)
-    attention_blocked.row_tiles.cache_clear()
+    attention.row_tiles.cache_clear()
 
 
 def test_a_device_that_keeps_no_tile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_blocked, "place_does_not_matter", lambda *_: False)
-    attention_blocked.row_tiles.cache_clear()
+    monkeypatch.setattr(attention, "place_does_not_matter", lambda *_: False)
+    attention.row_tiles.cache_clear()
     with refused("attention kernel blocked", "head size 8", "float32"):
         blocked(random_tensor(1, 2, 1, 8), random_tensor(1, 1, 1, 8), random_tensor(1, 1, 1, 8), None, 0.3)
-    attention_blocked.row_tiles.cache_clear()
+    attention.row_tiles.cache_clear()

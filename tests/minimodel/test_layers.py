@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from minimodel.norm import rms_norm
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
+from minimodel.layers import rms_norm
 from tests.helpers import random_tensor
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minimodel.errors import InputError
-from minimodel.linear_packed import PackedWeight, can_pack, trial
-from minimodel.proof import Rows, in_tiles, place_does_not_matter, thread_counts, threads
+from minimodel.invariant.checks import Rows, in_tiles, place_does_not_matter, thread_counts, threads
+from minimodel.packed import PackedWeight, can_pack, trial
 
 # in order of preference; packed tiles of 32 rows cost little more than two rows, and a long call little more than one
 CANDIDATES = (("packed", 32), ("plain", 32), ("plain", 8), ("plain", 1))

@@ -1,7 +1,7 @@
 """How many requests may step together on this machine: up to which row count every row-wise part keeps a pair's bits.
 
 A library picks the order of its sums by the number of rows. So each part of a decode step is tried in every call that
-2, 3, ... requests can make, two rows each: the linear maps by their shapes on sums that cancel (see `proof`), the norm,
+2, 3, ... requests can make, two rows each: the linear maps by their shapes on sums that cancel (see `minimodel.invariant.checks`), the norm,
 the activation, the rotation, the head, and one whole layer of the model with attention over caches of different
 lengths. What is measured is a property of shapes, dtype, kernels and threads, not of the numbers in a weight.
 """
@@ -15,17 +15,16 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from decode.together import OneCallEach, Pairs, Request, Shape, Way, shape_of, step_together, taking
 from minimodel.attention import ATTENTION_KERNELS
+from minimodel.bits import COPIES, same_bits
 from minimodel.checkpoint import expected_shapes
 from minimodel.decoder import Decoder
+from minimodel.invariant.checks import Rows, cancelling
+from minimodel.layers import rms_norm, rotate
 from minimodel.linear import LINEAR_KERNELS, Plain
-from minimodel.linear_packed import LARGE, OneByOne
-from minimodel.norm import rms_norm
-from minimodel.numbers import same_bits
-from minimodel.proof import Rows, cancelling
+from minimodel.packed import LARGE, OneByOne
 from minimodel.roles import NUM_ROLES
-from minimodel.rotary import rotate
-from minimodel.together import COPIES, OneCallEach, Pairs, Request, Shape, Way, shape_of, step_together, taking
 
 LARGEST = 16  # requests tried by default
 FEW_TOKENS = 64  # embedding rows of the trial layer where the head is too large to be made twice

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from minimodel.numbers import same_bits
+from minimodel.bits import same_bits
 
 Rows = Callable[[Tensor], Tensor]  # [n, in] -> [n, out], row by row
 

@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minimodel.bits import at_least_fp32
 from minimodel.errors import InputError
-from minimodel.mask import causal_mask
-from minimodel.proof import cancelling, in_tiles, place_does_not_matter, thread_counts, threads
+from minimodel.invariant.checks import cancelling, in_tiles, place_does_not_matter, thread_counts, threads
+from minimodel.roles import causal_mask
 
 KEY_BLOCK = 256
 ROW_TILES = (16, 256)  # rows = query tokens x the heads that share a key/value head; the first is the specification
@@ -89,7 +90,7 @@ def _tile(query: Tensor, keys: Tensor, values: Tensor, forbidden: Tensor, tile: 
     rows = rows.expand(blocks, pairs, tile, head_dim).reshape(blocks * pairs, tile, head_dim)
     scores = torch.bmm(rows, keys.flatten(0, 2).transpose(1, 2))
     # the softmax sees at least FP32; each score was rounded to the model dtype, as in `eager`
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = at_least_fp32(query.dtype)
     weights = (scores.to(wide) * scaling).view(blocks, batch, kv_heads, tile, KEY_BLOCK)
     weights[:, :, :, :used].unflatten(3, (tokens, groups)).masked_fill_(forbidden, float("-inf"))
     top = weights.amax(dim=-1).amax(dim=0).clamp_(min=torch.finfo(wide).min)  # finite, so a dead row gives exp(-inf)
