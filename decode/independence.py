@@ -1,9 +1,10 @@
 """How many requests may step together on this machine: up to which row count every row-wise part keeps a pair's bits.
 
 A library picks the order of its sums by the number of rows. So each part of a decode step is tried in every call that
-2, 3, ... requests can make, two rows each: the linear maps by their shapes on sums that cancel (see `minimodel.invariant.checks`), the norm,
-the activation, the rotation, the head, and one whole layer of the model with attention over caches of different
-lengths. What is measured is a property of shapes, dtype, kernels and threads, not of the numbers in a weight.
+2, 3, ... requests can make, two rows each: the linear maps by their shapes on sums that cancel (see
+`minimodel.invariant.checks`), the norm, the activation, the rotation, the head, and one whole layer of the model with
+attention over caches of different lengths. What is measured is a property of shapes, dtype, kernels and threads, not of
+the numbers in a weight.
 """
 
 import copy
