@@ -20,10 +20,10 @@ from experiments.benchmark.bench import Bench, prefilled
 from experiments.benchmark.results import DIFFERS, EQUAL
 from experiments.benchmark.timing import Sample, Spread, interleaved, ratios
 from experiments.benchmark.workload import Workload
-from experiments.plan.estimates import COPIES, cache_bytes
+from experiments.plan.estimates import cache_bytes
 from experiments.report.blocks import Figure, Table, table
 from experiments.report.charts import chart, legend, line_look
-from minimodel.bits import RowFailure
+from minimodel.bits import COPIES, RowFailure
 from minimodel.decoder import Decoder
 from minimodel.roles import attention_mask, position_ids
 

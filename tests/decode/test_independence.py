@@ -136,16 +136,16 @@ def test_a_plain_map_whose_rows_change_in_one_call_takes_another_way(monkeypatch
 
 def test_a_head_too_large_to_be_made_twice_is_tried_itself(bf16: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial layer then has a small head, of a shape that no map of the model has."""
-    monkeypatch.setattr(rows, "LARGE", bf16.config.vocab_size * bf16.config.hidden_size - 1)
-    monkeypatch.setattr(rows, "FEW_TOKENS", 40)
-    monkeypatch.setattr(rows, "_KNOWN", {})
+    monkeypatch.setattr(independence, "LARGE", bf16.config.vocab_size * bf16.config.hidden_size - 1)
+    monkeypatch.setattr(independence, "FEW_TOKENS", 40)
+    monkeypatch.setattr(independence, "_KNOWN", {})
     tried: list[Tensor] = []
-    real = rows.row_counts_equal
+    real = independence.row_counts_equal
 
     def watched(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
         tried.append(function(x[:2]))
         return real(function, x)
 
-    monkeypatch.setattr(rows, "row_counts_equal", watched)
+    monkeypatch.setattr(independence, "row_counts_equal", watched)
     assert together_here(bf16).size >= 1
     assert bf16.config.vocab_size in {out.shape[-1] for out in tried}
