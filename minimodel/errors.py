@@ -6,7 +6,7 @@ class InputError(ValueError):
 
 
 class CopiesDiffer(InputError):
-    """Two equal copies of one request get different bits here; found before the first row."""
+    """Two equal copies of one request get different bits here, which MKL's reproducible mode may put right."""
 
 
 def refuse(where: str, expected: str, found: object) -> InputError:

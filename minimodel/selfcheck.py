@@ -41,14 +41,16 @@ def require_usable(numeric: NumericContract, config: ModelConfig) -> None:
     numeric.apply()
     fault = copies_fault(numeric, config)
     if fault:
-        raise CopiesDiffer(f"{fault}; {_remedy(numeric, config)}")
+        again = reproducible_may_help(numeric, config)
+        numeric.apply()
+        raise (CopiesDiffer if again else InputError)(f"{fault}; {_remedy(numeric, config, again)}")
     if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
         prove(numeric, config)
 
 
-def _remedy(numeric: NumericContract, config: ModelConfig) -> str:
-    """Returns what was tried here and works, as a phrase."""
-    found = [f"set {name}={value} before Python starts" for name, value in REPRODUCIBLE.items() if reproducible_helps()]
+def _remedy(numeric: NumericContract, config: ModelConfig, again: bool) -> str:
+    """Returns what may help (MKL's mode, if `again`) and what was tried here and works, as a phrase."""
+    found = [f"set {name}={value} before Python starts" for name, value in REPRODUCIBLE.items() if again]
     others = {
         "--threads 1": {"threads": 1},
         "--attention eager": {"kernels": f"eager/{numeric.linear}"},
@@ -68,9 +70,16 @@ def _remedy(numeric: NumericContract, config: ModelConfig) -> str:
     return " or ".join(found) or "found no kernel or thread count that works here"
 
 
-def reproducible_helps() -> bool:
-    """Returns whether MKL computes here and its reproducible mode is not chosen yet."""
-    return torch.backends.mkl.is_available() and not set(REPRODUCIBLE) & set(os.environ)
+def reproducible_may_help(numeric: NumericContract, config: ModelConfig) -> bool:
+    """Returns whether MKL computes here, its reproducible mode is not chosen yet, and one thread has no fault.
+
+    The mode takes away what follows from where a thread's memory lies; an order that follows a row's place stays.
+    """
+    if numeric.threads == 1 or not torch.backends.mkl.is_available() or set(REPRODUCIBLE) & set(os.environ):
+        return False
+    one = replace(numeric, threads=1)
+    one.apply()
+    return not copies_fault(one, config)
 
 
 @lru_cache(maxsize=64)

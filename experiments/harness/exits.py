@@ -71,12 +71,12 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True) -
 def start_again_reproducibly(module: str, fault: CopiesDiffer) -> None:
     """Replaces this process by the same command with MKL's reproducible mode, which is read when torch loads.
 
-    Returns where that mode is chosen already or cannot help, and where this process does not run that command alone.
+    Returns where this process does not run that command alone.
     """
-    from minimodel.selfcheck import REPRODUCIBLE, reproducible_helps
+    from minimodel.selfcheck import REPRODUCIBLE
 
     main = getattr(sys.modules["__main__"], "__spec__", None)
-    if main is None or main.name.removesuffix(".__main__") != module or not reproducible_helps():
+    if main is None or main.name.removesuffix(".__main__") != module:
         return
     setting = " ".join(f"{name}={value}" for name, value in REPRODUCIBLE.items())
     click.echo(f"starting again with {setting}: {one_line(fault).partition(';')[0]}", err=True)

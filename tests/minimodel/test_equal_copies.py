@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
-from minimodel import load_model, selfcheck
+from minimodel import load_model
 from minimodel.attention import ATTENTION_KERNELS
-from minimodel.errors import CopiesDiffer
+from minimodel.errors import CopiesDiffer, InputError
 from minimodel.linear import LINEAR_KERNELS
 from minimodel.selfcheck import copies_fault, require_usable
 from tests.conftest import numeric
@@ -94,17 +95,37 @@ def test_the_remedy_was_tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
         require_usable(numeric("bf16"), tiny_config())
 
 
-def test_mkls_reproducible_mode_is_offered_where_it_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def several_threads(query: Tensor, keys: Tensor) -> bool:
+    return torch.get_num_threads() > 1
+
+
+def test_mkls_reproducible_mode_is_offered_where_one_thread_has_no_fault(
+    monkeypatch: pytest.MonkeyPatch, fresh_threads: None
+) -> None:
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this torch has no MKL")
     monkeypatch.delenv("MKL_CBWR", raising=False)
-    assert selfcheck.reproducible_helps() == selfcheck.torch.backends.mkl.is_available()
+    monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", several_threads))
+    with pytest.raises(CopiesDiffer, match="set MKL_CBWR=AUTO before Python starts or pass --threads 1"):
+        require_usable(numeric("bf16", threads=2), tiny_config())
+    assert torch.get_num_threads() == 2, "the contract stays in force"
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert not selfcheck.reproducible_helps()
+    with pytest.raises(InputError, match=r"threads 2; pass --threads 1 \(other bits\)$") as caught:
+        require_usable(numeric("bf16", threads=2), tiny_config())
+    assert not isinstance(caught.value, CopiesDiffer), "the user's mode stays"
+    monkeypatch.undo()
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", lambda query, keys: True))
+    copies_fault.cache_clear()
+    with pytest.raises(InputError, match="pass --attention eager") as caught:
+        require_usable(numeric("bf16", threads=2), tiny_config())
+    assert not isinstance(caught.value, CopiesDiffer), "one thread has the fault too"
 
 
 def test_a_library_user_meets_it_at_load_unless_one_copy_is_enough(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", lambda query, keys: True))
-    with pytest.raises(CopiesDiffer):
+    with refused("two equal copies", "pass --attention eager"):
         load_model(tiny_directory, numeric("bf16"))
     load_model(tiny_directory, numeric("bf16"), copies=1)
