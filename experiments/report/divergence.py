@@ -1,6 +1,8 @@
 """One divergence as a drawing: the equal part of the suffixes, the two first differing tokens,
 margins, donors and drift."""
 
+import textwrap
+
 from experiments.report.rows import TRANSPLANTED, View, suffix_of
 from experiments.report.style import SERIES
 from experiments.report.svg import Drawing, text_width
@@ -42,17 +44,8 @@ def _common(drawing: Drawing, one: View) -> None:
     drawing.frame(20, 112, 250, 120, "line")
     drawing.text(32, 132, f"equal for {one.first} tokens", size=12, fill="muted")
     shown = shared if len(shared) <= 3 * TAIL - 12 else "… " + shared[-(3 * TAIL - 14) :]
-    for at, line in enumerate(_wrapped(shown, 31)[-4:]):
+    for at, line in enumerate(textwrap.wrap(shown, 31)[-4:]):
         drawing.text(32, 156 + 19 * at, line, size=13)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split(" "):
-        if len(lines[-1]) + len(word) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + word
-    return lines
 
 
 def _lane(drawing: Drawing, one: View, index: int, top: float) -> None:

@@ -1,6 +1,7 @@
 """The report as an HTML page: no outside reference, works from a file, in print and in dark mode."""
 
 import html
+import itertools
 from collections.abc import Sequence
 
 from experiments.report.blocks import (
@@ -32,7 +33,7 @@ def render_html(report: Report) -> tuple[str, dict[str, str]]:
     sections = [block for block in report.blocks if isinstance(block, Section)]
     links = [Link(one.title, one.anchor) for one in sections] + ([Link("Rows", "rows")] if report.rows else [])
     contents = "".join(f"<li>{_cell(link)}</li>" for link in links)
-    body = "\n".join(_block(block, level=2, within="") for block in report.blocks)
+    body = _blocks(report.blocks, 2, "")
     rows, files = browser(report.rows, lambda blocks: _blocks(blocks, 3, "")) if report.rows else ("", {})
     title = escaped(report.title)
     page = (
@@ -112,21 +113,12 @@ def _lines(text: str) -> str:
 
 
 def _blocks(blocks: Sequence[Block], level: int, within: str) -> str:
-    """Neighbouring figures share a row where the page is wide enough."""
-    parts: list[str] = []
-    row: list[str] = []
-    for block in blocks:
-        if isinstance(block, Figure):
-            row.append(_figure(block, within))
-            continue
-        parts.extend(_figure_row(row))
-        row = []
-        parts.append(_block(block, level, within))
-    return "\n".join([*parts, *_figure_row(row)])
-
-
-def _figure_row(row: list[str]) -> list[str]:
-    return ['<div class="figures">\n' + "\n".join(row) + "\n</div>"] if row else []
+    """Neighbouring figures share a line where the page is wide enough."""
+    parts = []
+    for drawn, members in itertools.groupby(blocks, lambda block: isinstance(block, Figure)):
+        made = "\n".join(_block(block, level, within) for block in members)
+        parts.append(f'<div class="figures">\n{made}\n</div>' if drawn else made)
+    return "\n".join(parts)
 
 
 def _table(table: Table, within: str) -> str:

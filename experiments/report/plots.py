@@ -25,7 +25,7 @@ from experiments.report.charts import (
     short,
 )
 from experiments.report.runs import Pair
-from experiments.report.values import change, number, rate, words
+from experiments.report.values import change, describe, number, rate, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,7 +124,7 @@ def divergence_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
         legend(axes)
 
     lines = [[f"{a} to {b - 1}", *(str(column[k]) for column in counts)] for k, (a, b) in enumerate(bins)]
-    spread = "; ".join(f"{p.label}: {_spread(p.summary['first_divergence'])}" for p, _ in shown)
+    spread = "; ".join(f"{p.label}: {describe(p.summary['first_divergence'])}" for p, _ in shown)
     quiet = [pair.label for pair, indices in found if all(i is None for i in indices)]
     none = f" No row diverges in {', '.join(quiet)}." if quiet else ""
     return chart(
@@ -244,9 +244,3 @@ def _edges(largest: int) -> list[int]:
 
 def _rate(block: dict[str, Any] | None) -> str:
     return rate(block) if block else "not scored"
-
-
-def _spread(block: dict[str, Any]) -> str:
-    return (
-        f"{block['n']} rows, median {number(block['median'])}, range {number(block['min'])} to {number(block['max'])}"
-    )

@@ -73,12 +73,7 @@ def pair_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("merge disagreement", rate(summary["merge_disagreement"])),
         ("answer disagreement, token for token", rate(summary["answer_tokens_disagreement"])),
         *(_scored_rows(summary) if "accuracy" in summary else []),
-        (
-            "first divergence, tokens after the boundary",
-            f"median {number(divergence['median'], 4)}, range {divergence['min']} to {divergence['max']}"
-            if divergence["median"] is not None
-            else "no row diverges",
-        ),
+        ("first divergence, tokens after the boundary", describe(divergence) or ""),
         ("diverge at the first suffix token", f"{summary['first_token_divergence_rows']}/{n}"),
         ("boundary cache bit-exact", f"{drift['exact_rows']}/{n}"),
         ("boundary cache relative L2, median", number(drift["relative_l2_median"])),

@@ -156,7 +156,7 @@ def parts(run):
 
 def test_a_field_that_an_older_run_lacks_is_tolerated_or_named_in_one_line(every_run):
     outcomes = Counter()
-    for path in every_run.values():
+    for path in map(every_run.get, ("fixed_prefix", "transplant", "causes", "carrier")):
         for name, (part, build) in parts(read_runs([path])[0]).items():
             for place in kinds(part):
                 for key in list(place):

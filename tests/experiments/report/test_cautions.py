@@ -59,6 +59,6 @@ def test_with_discordant_rows_the_interval_stands():
 def test_a_failed_gate_heads_the_report_and_says_what_the_numbers_are():
     manifest = {"numeric": [], "environment": {}, "checkpoint": {}}
     failed = head_blocks(manifest, {"rows": 3, "passed": False, "failed_rows": ["b"]})[-1]
-    assert failed.label == "Failed" and failed.text == "gates failed on 1 of 3 rows: b"
+    assert failed.label == "Failed" and "1 of 3 rows: b" in failed.text and "no result" in failed.text
     assert "passed on every row" in head_blocks(manifest, {"rows": 3, "passed": True, "failed_rows": []})[-1].text
     assert numeric_text([]) == ""
