@@ -109,7 +109,7 @@ def test_counts_and_the_smallest_layer_range_follow_the_rule():
     assert summary["sites"]["first_2"][into_prefill]["neither"]["count"] == 2
     assert summary["smallest"]["first"][into_prefill] == [1, 3, 4]
     assert summary["smallest"]["last"][into_prefill] == [4, 4, 4]
-    manifest = {"numeric": [], "environment": {}, "checkpoint": {}, "tasks_sha256": None}
+    manifest = {"experiment": "carrier", "numeric": [], "environment": {}, "checkpoint": {}, "tasks_sha256": None}
     assert "first 2" in run_report(manifest, summary)
 
 
