@@ -4,8 +4,6 @@ Source: the paper's sections on the transplants and on the replication. A row's 
 digests: they are only compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,16 +51,14 @@ class DonorRow:
 
     @property
     def novel(self) -> bool:
-        """Whether a transplant leaves the two native trajectories: on an exact row, a third trajectory where there is
-        one baseline.
-        """
+        """Whether a recipient follows neither native trajectory (on an exact row the two are one)."""
         native = (self.incremental, self.prefill)
         return self.incremental_cache_into_prefill not in native or self.prefill_cache_into_incremental not in native
 
 
 @dataclass(frozen=True)
 class DonorEndpoints:
-    """The registered endpoints. Recovery is counted among divergent rows, novel trajectories among exact rows."""
+    """The registered endpoints: recovery among divergent rows, novel trajectories among exact rows."""
 
     rows: int
     baseline_divergence: Proportion
@@ -76,7 +72,7 @@ class DonorEndpoints:
         return self.exact_control_novel.n
 
     def as_dict(self) -> dict[str, object]:
-        """JSON form under the release's endpoint names."""
+        """Return the JSON form under the release's endpoint names."""
         return {
             "rows": self.rows,
             "baseline_divergence": self.baseline_divergence.as_dict(),
@@ -89,9 +85,7 @@ class DonorEndpoints:
 
 
 def donor_endpoints(rows: Sequence[DonorRow], z: float = Z_TRANSPLANT) -> DonorEndpoints:
-    """Endpoints of a transplant panel, each with its Wilson interval on its own eligible set (no interval where that
-    is empty).
-    """
+    """Return the endpoints of a transplant panel, each with the Wilson interval over its eligible rows."""
     divergent = [row for row in rows if row.divergent]
     exact = [row for row in rows if not row.divergent]
     n = len(divergent)
@@ -106,21 +100,23 @@ def donor_endpoints(rows: Sequence[DonorRow], z: float = Z_TRANSPLANT) -> DonorE
 
 
 def interpretation(divergent: int, exact: int, recovered: int, novel: int) -> str:
-    """The frozen label of a replication, from counts of rows: divergent, exact, divergent and recovered in both
-    directions, exact with a novel trajectory.
+    """Return the frozen label of a replication, from counts of rows.
+
+    divergent, exact: rows of each stratum. recovered: divergent rows that follow the donor in both directions. novel:
+    exact rows with a novel trajectory.
 
     The paper names five outcomes without ranking them; more than one can hold. The order here:
 
-    1. any novel trajectory on an exact control: procedural-control failure. The intervention itself then makes
-       trajectories, so that neither recovery nor its failure can be read;
-    2. any unrecovered divergent row: checkpoint-sensitive recovery. "Any" failure refutes complete recovery, however
-       few rows there are;
+    1. any novel trajectory on an exact control: procedural-control failure. The intervention itself then changes
+       trajectories, so recovery cannot be interpreted;
+    2. any unrecovered divergent row: checkpoint-sensitive recovery. One failure refutes complete recovery, however few
+       rows there are;
     3. fewer than 12 divergent rows: divergence-underpowered;
     4. fewer than 6 exact rows: conditional replication with an underpowered control stratum;
     5. otherwise: strong replication.
 
-    So a failure goes before a lack of power: a single counterexample is evidence, the absence of one among few rows
-    is not. A later label implies that the conditions of the earlier ones were false.
+    Failures are checked before lack of power, because one counterexample is evidence and its absence among few rows is
+    not. A later label implies that the conditions of the earlier ones were false.
     """
     assert 0 <= recovered <= divergent and 0 <= novel <= exact, (
         "counts of a panel: recovered of divergent, novel of exact"
@@ -135,7 +131,7 @@ def interpretation(divergent: int, exact: int, recovered: int, novel: int) -> st
 
 
 def interpret(endpoints: DonorEndpoints) -> str:
-    """`interpretation` of a panel's endpoints."""
+    """Return the `interpretation` of a panel's endpoints."""
     return interpretation(
         divergent=endpoints.baseline_divergence.count,
         exact=endpoints.exact_rows,

@@ -1,10 +1,8 @@
 """The experiments' endpoints as summary blocks: disagreement, accuracy, first divergence, cross-precision reductions.
 
-Every function takes one entry a row, in row order. Source: the paper's design sections for experiments 1 and 2; the
-blocks reproduce the corresponding published claims to the last bit.
+Every function takes one entry per row, in row order. Source: the paper's design sections for experiments 1 and 2; the
+blocks reproduce the published claims to the last bit.
 """
-
-from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
@@ -15,9 +13,9 @@ from stats.intervals import SEED, Z_MATRIX, Bootstrap, Proportion, mcnemar_exact
 
 
 def first_divergence(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Index of the first token in which two suffixes differ, or None where they are equal.
+    """Return the index of the first token in which two suffixes differ, or None where they are equal.
 
-    A proper prefix of the other diverges at its own length: there the longer one has a token and the shorter none.
+    If one suffix is a prefix of the other, that is the shorter one's length.
     """
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
@@ -26,7 +24,7 @@ def first_divergence(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 
 def disagreement(equal: Sequence[bool], z: float = Z_MATRIX) -> Proportion:
-    """The share of rows that are not `equal`."""
+    """Return the share of rows that are not `equal`."""
     return wilson(sum(not flag for flag in equal), len(equal), z)
 
 
@@ -44,7 +42,7 @@ class Spread:
 
 
 def divergence_spread(indices: Sequence[int | None]) -> Spread:
-    """Spread of the first-divergence indices over the rows that diverge (None: the row's suffixes are equal)."""
+    """Return the spread of the first-divergence indices over the rows that diverge (None: equal suffixes)."""
     found = [float(index) for index in indices if index is not None]
     if not found:
         return Spread(0, None, None, None)
@@ -53,14 +51,12 @@ def divergence_spread(indices: Sequence[int | None]) -> Spread:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Two yes/no labels a row: how often each is yes, how often only one is, and the paired difference right - left
-    in points.
-    """
+    """Two yes/no labels per row, counted, and their paired difference right - left in points."""
 
     n: int
-    left: int
+    left: int  # rows where the left label is yes
     right: int
-    left_only: int
+    left_only: int  # rows where only the left label is yes
     right_only: int
     bootstrap: Bootstrap
     mcnemar_p: float
@@ -69,38 +65,38 @@ class PairedComparison:
     def difference_points(self) -> float | None:
         return self.bootstrap.difference
 
-    def accuracy_dict(self, left_arm: str, right_arm: str) -> dict[str, object]:
-        """The summary's `accuracy` block: {ARM: {correct, n}, difference_points (right - left), bootstrap_95, ...}."""
+    def as_dict(self) -> dict[str, object]:
+        """Return the JSON form: difference_points (right - left), its interval, left_only, right_only, mcnemar_p."""
         return {
-            left_arm: {"correct": self.left, "n": self.n},
-            right_arm: {"correct": self.right, "n": self.n},
-            "difference_points": self.difference_points,
-            "bootstrap_95": self.bootstrap.interval,
-            "bootstrap_note": self.bootstrap.note,
+            **self.bootstrap.effect_dict(),
             "left_only": self.left_only,
             "right_only": self.right_only,
             "mcnemar_p": self.mcnemar_p,
         }
 
+    def accuracy_dict(self, left_arm: str, right_arm: str) -> dict[str, object]:
+        """Return the summary's `accuracy` block: {ARM: {correct, n}, difference_points (right - left), ...}."""
+        return {
+            left_arm: {"correct": self.left, "n": self.n},
+            right_arm: {"correct": self.right, "n": self.n},
+            **self.as_dict(),
+        }
+
     def reduction_dict(self, left: str = "bf16", right: str = "fp32") -> dict[str, object]:
-        """A cross-precision block: {bf16_count, fp32_count, bf16_only, fp32_only, difference_points (fp32 - bf16),
-        ...}.
-        """
+        """Return a cross-precision block: {bf16_count, fp32_count, ..., difference_points (fp32 - bf16), ...}."""
         return {
             "n": self.n,
             f"{left}_count": self.left,
             f"{right}_count": self.right,
             f"{left}_only": self.left_only,
             f"{right}_only": self.right_only,
-            "difference_points": self.difference_points,
-            "bootstrap_95": self.bootstrap.interval,
-            "bootstrap_note": self.bootstrap.note,
+            **self.bootstrap.effect_dict(),
             "mcnemar_p": self.mcnemar_p,
         }
 
 
 def compare_labels(left: Sequence[bool], right: Sequence[bool], stream: int, *, seed: int = SEED) -> PairedComparison:
-    """Paired comparison of two labels of the same rows: correctness of two arms, or disagreement in two precisions.
+    """Compare two labels of the same rows: correctness of two arms, or disagreement in two precisions.
 
     `stream` is one of `stats.intervals.STREAMS`. Raises StatsInputError where the two differ in length.
     """
@@ -125,7 +121,7 @@ def difference_of_differences(
     *,
     seed: int = SEED,
 ) -> Bootstrap:
-    """The accuracy effect's change with precision: (right - left) in FP32 minus (right - left) in BF16, paired by row.
+    """Return how the accuracy effect changes with precision: (right - left) in FP32 minus that in BF16, paired by row.
 
     Each argument holds the correctness labels of the left and the right arm in one precision.
     """

@@ -1,5 +1,5 @@
-"""The one exception that the statistics raise for bad input."""
+"""The exception that the statistics raise for bad input."""
 
 
 class StatsInputError(ValueError):
-    """Input that no statistic can be computed from: one line that says what, where, expected and found."""
+    """Input that no statistic can be computed from. The message is one line: what, where, expected, found."""

@@ -1,10 +1,8 @@
 """Wilson intervals, the exact McNemar test and the paired percentile bootstrap.
 
 Sources: the paper's statistics section and the frozen plan of its release ("uncertainty" in analysis_plan.json).
-Every published digit is reproduced to the last bit; the functions that do so keep the order of their operations.
+They reproduce every published digit to the last bit, which needs the order of operations that stands here.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -67,21 +65,20 @@ class Proportion:
         return self.count / self.n if self.n else None
 
     def as_dict(self) -> dict[str, object]:
-        """JSON form: count, n, rate, wilson_95 (`null` rate and interval where n is 0)."""
+        """Return the JSON form: count, n, rate, wilson_95 (`null` rate and interval where n is 0)."""
         interval = None if self.low is None else [self.low, self.high]
         return {"count": self.count, "n": self.n, "rate": self.rate, "wilson_95": interval}
 
 
 def wilson(count: int, n: int, z: float = Z_MATRIX) -> Proportion:
-    """Wilson score interval of `count` successes in `n` trials at the normal quantile `z`.
+    """Return the Wilson score interval of `count` successes in `n` trials at the normal quantile `z`.
 
     Raises StatsInputError where count is outside 0..n or n is negative. With n = 0 there is no interval. The bounds at
     count 0 and count n are exactly 0 and 1.
 
     The same interval is `scipy.stats.binomtest(count, n).proportion_ci(c, "wilson")`, to about one unit in the last
     place; it is written out because scipy takes a confidence level c and recovers z as ndtri((1 + c) / 2), and no
-    double c gives exactly z = 1.96 back: near 0.975 neighbouring doubles are 2e-15 apart in z. A test holds the two
-    together.
+    double c gives exactly z = 1.96 back: near 0.975 neighbouring doubles are 2e-15 apart in z. A test compares the two.
     """
     if n < 0 or not 0 <= count <= n:
         raise StatsInputError(f"Wilson interval: expected 0 <= count <= n, found count {count}, n {n}")
@@ -97,7 +94,7 @@ def wilson(count: int, n: int, z: float = Z_MATRIX) -> Proportion:
 
 
 def mcnemar_exact(left_only: int, right_only: int) -> float:
-    """Two-sided exact McNemar p: a binomial test of the discordant pairs at 1/2; 1.0 where there is none.
+    """Return the two-sided exact McNemar p: a binomial test of the discordant pairs at 1/2; 1.0 without any.
 
     `left_only` and `right_only` count the pairs in which only that side is a success. Reference: scipy `binomtest`.
     """
@@ -117,26 +114,25 @@ NO_INTERVAL = {
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Percentile interval of a mean paired difference, in percentage points.
-
-    `difference` is the mean x 100 (None where n is 0). `note` is None, "degenerate" (all differences are equal, so the
-    interval is a point and says nothing about uncertainty) or "too few" (n < 2: `low` and `high` are None).
-    """
+    """Percentile interval of a mean paired difference, in percentage points."""
 
     n: int
-    difference: float | None
-    low: float | None
+    difference: float | None  # the mean x 100; None where n is 0
+    low: float | None  # None where n < 2
     high: float | None
-    note: str | None
+    note: str | None  # "degenerate": all differences are equal and the interval is a point; "too few": n < 2
 
     @property
     def interval(self) -> list[float] | None:
         return None if self.low is None or self.high is None else [self.low, self.high]
 
     def as_dict(self) -> dict[str, object]:
-        """JSON form: n, difference_points, bootstrap_95, bootstrap_note; never NaN."""
+        """Return the JSON form: n and `effect_dict`; never NaN."""
+        return {"n": self.n, **self.effect_dict()}
+
+    def effect_dict(self) -> dict[str, object]:
+        """Return difference_points, bootstrap_95 and bootstrap_note."""
         return {
-            "n": self.n,
             "difference_points": self.difference,
             "bootstrap_95": self.interval,
             "bootstrap_note": self.note,
@@ -151,7 +147,7 @@ def paired_bootstrap(
     replicates: int = REPLICATES,
     block: int = BLOCK,
 ) -> Bootstrap:
-    """Paired percentile bootstrap of the mean of `differences` [n], bounds at 2.5 and 97.5 %, in points (x 100).
+    """Return the paired percentile bootstrap of the mean of `differences` [n]: bounds at 2.5 and 97.5 %, in points.
 
     The generator is `numpy.random.default_rng(seed + stream)`, local to the call. Replicates are drawn in blocks of
     `block` x n integers in row-major order, so the same differences in the same order give the same bits. A large
@@ -174,7 +170,7 @@ def paired_bootstrap(
 
 
 def _replicate_means(values: np.ndarray, generator: np.random.Generator, replicates: int, block: int) -> np.ndarray:
-    """Means [replicates] of resamples of `values` [n]; memory stays bounded whatever n is."""
+    """Return the means [replicates] of resamples of `values` [n]. Memory is bounded for every n."""
     n = len(values)
     rows = max(1, min(block, _DRAWS_AT_ONCE // n))
     means = []

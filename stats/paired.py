@@ -1,7 +1,5 @@
 """Paired statistics of two per-item result sets, joined by id and never by order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -23,24 +21,19 @@ class PairedResult:
     right_only_ids: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """JSON form; `left` and `right` are {count, n, rate, wilson_95}."""
+        """Return the JSON form; `left` and `right` are {count, n, rate, wilson_95}."""
         return {
             "n": self.comparison.n,
             "left": self.left.as_dict(),
             "right": self.right.as_dict(),
-            "difference_points": self.comparison.difference_points,
-            "bootstrap_95": self.comparison.bootstrap.interval,
-            "bootstrap_note": self.comparison.bootstrap.note,
-            "left_only": self.comparison.left_only,
-            "right_only": self.comparison.right_only,
-            "mcnemar_p": self.comparison.mcnemar_p,
+            **self.comparison.as_dict(),
             "left_only_ids": list(self.left_only_ids),
             "right_only_ids": list(self.right_only_ids),
         }
 
 
 def unique_labels(items: Iterable[tuple[str, bool]], where: str) -> dict[str, bool]:
-    """{id: correct} of one result set; raises StatsInputError for a repeated id, naming `where`."""
+    """Return {id: correct} of one result set. Raises StatsInputError, naming `where`, for a repeated id."""
     labels: dict[str, bool] = {}
     for item_id, correct in items:
         if item_id in labels:
@@ -52,7 +45,7 @@ def unique_labels(items: Iterable[tuple[str, bool]], where: str) -> dict[str, bo
 def compare_results(
     left: Mapping[str, bool], right: Mapping[str, bool], *, seed: int = SEED, stream: int = 0, z: float = Z_MATRIX
 ) -> PairedResult:
-    """Paired statistics of two result sets {id: correct}; items are taken in id order, so file order moves nothing.
+    """Compare two result sets {id: correct}, in the order of their ids: the order of the files changes nothing.
 
     Raises StatsInputError where the id sets differ or are empty.
     """

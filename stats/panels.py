@@ -4,8 +4,6 @@ Source: the paper's sections on the bridge (12 rows), the transplants (24 + 8 ro
 (48 rows). A rule reads lengths, ids and, where it is stratified, the stratum; never an expected answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -13,10 +11,10 @@ from stats.errors import StatsInputError
 
 
 def spread_positions(n: int, k: int) -> list[int]:
-    """`k` evenly spaced positions of 0..n-1: round(i (n - 1) / (k - 1)), i = 0..k-1, both ends included.
+    """Return `k` evenly spaced positions of 0..n-1: round(i (n - 1) / (k - 1)), i = 0..k-1, both ends included.
 
-    The quotient is an exact rational and a half goes to the even position (no published panel meets a half). One
-    position is the middle one, none is the empty list. Raises StatsInputError where k is negative or greater than n.
+    The quotient is an exact rational; a half rounds to the even position (no published panel has one). k = 1 gives
+    the middle position, k = 0 the empty list. Raises StatsInputError where k is negative or greater than n.
     """
     if not 0 <= k <= n:
         raise StatsInputError(f"length spread: expected between 0 and {n} rows to choose, found {k}")
@@ -26,7 +24,7 @@ def spread_positions(n: int, k: int) -> list[int]:
 
 
 def length_spread(items: Sequence[tuple[int, str]], k: int) -> list[int]:
-    """Indices into `items` (prefix length, row id) of `k` rows evenly spread over the sorted lengths, shortest first.
+    """Return the indices into `items` (prefix length, row id) of `k` rows spread evenly over the sorted lengths.
 
     Equal lengths are ordered by row id, as strings. Raises StatsInputError for a repeated row id.
     """
@@ -36,13 +34,13 @@ def length_spread(items: Sequence[tuple[int, str]], k: int) -> list[int]:
 
 
 def stratified_spread(items: Sequence[tuple[int, str]], strata: Sequence[str], counts: Mapping[str, int]) -> list[int]:
-    """Indices of a length spread within each stratum of `counts` {stratum: rows wanted}, strata in that order.
+    """Return the indices of a length spread within each stratum of `counts` {stratum: rows wanted}, in that order.
 
-    `strata` names each item's stratum. A stratum that has fewer rows than wanted gives all it has: the caller compares
-    and says so. Raises StatsInputError where items and strata differ in number.
+    `strata` holds each item's stratum. A stratum with fewer rows than wanted gives all of them; the caller reports it.
+    Raises StatsInputError where items and strata differ in number.
     """
     if len(items) != len(strata):
-        raise StatsInputError(f"stratified spread: expected one stratum an item, found {len(items)} and {len(strata)}")
+        raise StatsInputError(f"stratified spread: expected one stratum per item, found {len(items)} and {len(strata)}")
     _refuse_repeated([row_id for _, row_id in items])
     chosen: list[int] = []
     for stratum, wanted in counts.items():

@@ -1,6 +1,4 @@
-"""The one reader of CSV: UTF-8 with or without a byte-order mark, commas, one header, every row as wide as it."""
-
-from __future__ import annotations
+"""Reads CSV: UTF-8 with or without a byte-order mark, commas, one header, every row as wide as the header."""
 
 import csv
 import io
@@ -14,7 +12,7 @@ def parse_csv(data: bytes, where: object) -> list[tuple[int, dict[str, str]]]:
     """Return (line number, cells by column name) per row; a row that spans lines has the number of its last.
 
     Blank lines are skipped, and so is a first line `sep=,`, which Excel writes. Cells have any length. Raises
-    StatsInputError, naming `where` and the line, for everything else that is not such a table.
+    StatsInputError, naming `where` and the line, for anything else.
     """
     rows = _rows(data, where)
     if rows and rows[0][1] == ["sep=", ""]:

@@ -10,7 +10,8 @@ import click
 from experiments.harness.exits import DONE, GATE_FAILED, run_command
 from experiments.published.files import CLAIMS, PLAN, export_runs
 from minimodel.files import read_json_object
-from stats.published import Claim, PanelCheck, recompute, rederive_panels
+from stats.published.claims import Claim, recompute
+from stats.published.selection import PanelCheck, rederive_panels
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,8 +5,6 @@ Every function is linear in its text: patterns repeat only what one character cl
 be entered at every position have an upper count.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

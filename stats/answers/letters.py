@@ -1,7 +1,5 @@
 """Finds the choice letters that a sentence states, leaving out articles, names ("vitamin C") and rejected choices."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ No float is involved, so 35%, 0.35 and 7/20 are one value. Text is bounded befor
 bounded in digits, so the cost is bounded whatever the input.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

@@ -5,8 +5,6 @@ word that changes a number's value. Beside another part, arithmetic ("3 + 4") st
 number must state the same one. Anything else is no number, since a wrong number is worse than none.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

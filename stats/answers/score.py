@@ -17,8 +17,6 @@ The matcher accepts any string, lone surrogates included, and takes time linear 
 scoring section ("normalizes answer blocks, multiple-choice forms, and common mathematical formats").
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Sequence

@@ -1,12 +1,10 @@
 """Splits text into lines and sentences, after mapping look-alike characters to ASCII."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
 MAX_SENTENCE = 2_000
-"""A longer sentence states nothing: an answer block holds 64 tokens."""
+"""A longer sentence is not read: an answer block holds 64 tokens."""
 
 _LINE_END = re.compile(r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _SENTENCE_END = re.compile(r"[.!?](?=[*_)\"'$]{0,3}(?:\s|\Z))|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")

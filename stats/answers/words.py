@@ -1,7 +1,5 @@
 """The English words that the answer matcher reads."""
 
-from __future__ import annotations
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -21,10 +19,11 @@ AFTER_LETTER = _words(
     "gives says wins holds works for by so then to which that here isn does doesn remains being alone in from we "
     "fails the might may too ruled"
 )
-"""May stand right after a letter that names a choice; before another lower-case word it is an article or a name."""
+"""May stand right after a letter that names a choice. Before any other lower-case word, A is read as an article and
+another letter as part of a name."""
 
 AFTER_I = _words("is fits matches because")
-"""The same for the letter I, a pronoun before other words."""
+"""The same for the letter I, which is read as a pronoun before any other word."""
 
 FILLERS = _words("be the a an letter option choice answer")
 """Skipped between a negation and its letter."""
@@ -47,4 +46,4 @@ NUMBERED = _words(
     "question problem part step page chapter section figure equation table line row item case option choice no day "
     "year level version room type"
 )
-"""Are named, not counted, by the number after them: question 5."""
+"""Are named by the number after them, as in "question 5": that number is not a quantity."""

@@ -1,7 +1,5 @@
 """Every published claim beside its recomputation from the released rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,16 +24,15 @@ MISSING = "(missing)"
 
 @dataclass(frozen=True)
 class Claim:
-    """One leaf of the claims: its path, both values, and whether they are the same value of the same type, floats to
-    the last bit.
-    """
+    """One leaf of the claims."""
 
-    name: str
+    name: str  # its path
     published: object
     recomputed: object
 
     @property
     def equal(self) -> bool:
+        """Whether both are the same value of the same type, floats to the last bit."""
         return type(self.published) is type(self.recomputed) and repr(self.published) == repr(self.recomputed)
 
 
@@ -58,7 +55,7 @@ def recompute(published: Mapping[str, Any], plan: Mapping[str, Any], data: Path)
 
 
 def recomputed_claims(data: Path) -> dict[str, object]:
-    """The claims of the seven CSV files in `data`, nested as in paper_claims.json."""
+    """Return the claims of the seven CSV files in `data`, nested as in paper_claims.json."""
     matched = by_precision(read_rows(data / "matched_live_prefill.csv", ("precision", "row_id")))
     fixed = by_precision(read_rows(data / "fixed_prefix_2x2.csv", ("precision", "row_id")))
     return {
@@ -95,9 +92,7 @@ def _check_plan(uncertainty: Any) -> None:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, object]]:
-    """Every leaf under its dotted path; list entries as [0], [1]. An empty container is a leaf, so that none
-    vanishes.
-    """
+    """Yield every leaf under its dotted path, list entries as [0], [1]. An empty container is a leaf too."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else key)

@@ -1,7 +1,5 @@
 """The claims on the smaller ledgers: bridge, historical audit, transplants and the stock-checkpoint batch control."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stats.donors import DonorRow, donor_endpoints
@@ -43,7 +41,7 @@ _TRANSPLANT_GATES = (
 
 
 def audit_claims(rows: Sequence[Row]) -> dict[str, object]:
-    """The 200-row join of the matched and the fixed-prefix ledgers."""
+    """Return the claims on the 200-row join of the matched and the fixed-prefix ledgers."""
     return {
         "rows": len(rows),
         "audit_pass_rows": sum(row.agree("audit_pass", row.flags(*_AUDIT_FLAGS)) for row in rows),
@@ -53,7 +51,7 @@ def audit_claims(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def bridge_claims(rows: Sequence[Row]) -> dict[str, object]:
-    """The prospective bridge: new live boundary against incremental construction of the same prefix."""
+    """Return the claims on the bridge: a new live boundary against incremental construction of the same prefix."""
     new = [row.whole("new_prefix_token_count") for row in rows]
     historical = [row.whole("historical_prefix_token_count") for row in rows]
     return {
@@ -78,7 +76,7 @@ def bridge_claims(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def transplant_claims(rows: Sequence[Row]) -> dict[str, object]:
-    """A whole-cache transplant panel, from the suffix digests; the row's own verdicts must say the same."""
+    """Return the claims on a whole-cache transplant panel, from suffix digests, checked with the row's verdicts."""
     endpoints = donor_endpoints([_donor_row(row) for row in rows])
     return {
         "rows": endpoints.rows,
@@ -93,7 +91,7 @@ def transplant_claims(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def stock_claims(rows: Sequence[Row]) -> dict[str, object]:
-    """One copy against two copies of one input, on the public backbone."""
+    """Return the claims on the batch control: one copy against two copies of one input, on the public backbone."""
     return {
         "rows": len(rows),
         "pair_replica_token_exact_rows": sum(row.flag("pair_replica_tokens_exact") for row in rows),
@@ -119,7 +117,7 @@ def _constant(rows: Sequence[Row], column: str) -> int:
 
 
 def _bridge_passed(row: Row) -> bool:
-    """The row's own verdict, which no row may give while one of its gates fails."""
+    """Return the row's verdict. Raises StatsInputError where it is true while one of its gates is false."""
     if row.flag("integrity_pass") and not row.flags(*_BRIDGE_GATES):
         raise StatsInputError(
             f"{row.where}, column integrity_pass: expected false (from the row's other columns), found true"

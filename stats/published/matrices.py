@@ -2,10 +2,8 @@
 precisions.
 """
 
-from __future__ import annotations
-
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stats.endpoints import (
     PairedComparison,
@@ -23,12 +21,12 @@ _DRIFT = ("cache_max_abs_diff", "cache_mean_abs_diff", "logit_max_abs_diff", "lo
 
 
 def proportion(value: Proportion) -> dict[str, object]:
-    """A rate in the release's spelling: {count, n, rate, wilson_95_ci}."""
+    """Return a rate in the release's spelling: {count, n, rate, wilson_95_ci}."""
     return {"count": value.count, "n": value.n, "rate": value.rate, "wilson_95_ci": [value.low, value.high]}
 
 
 def by_precision(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each precision in file order; both must be there, over the same row ids in the same order."""
+    """Return the rows of each precision, in file order. Raises StatsInputError unless both have the same row ids."""
     split = {name: [row for row in rows if row.text("precision") == name] for name in PRECISIONS}
     other = next((row for row in rows if row.text("precision") not in PRECISIONS), None)
     if other is not None:
@@ -43,7 +41,7 @@ def by_precision(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def matrix_claims(rows: Sequence[Row], left: str, stream: str) -> dict[str, object]:
-    """The claims on one matrix at one precision. `left` is "live" or "incremental"; the other arm is prefill."""
+    """Return the claims on one matrix at one precision. `left`: "live" or "incremental"; the other arm is prefill."""
     suffix_equal = [_suffix_equal(row, left) for row in rows]
     accuracy = compare_labels(
         [row.flag(f"{left}_correct") for row in rows], [row.flag("prefill_correct") for row in rows], STREAMS[stream]
@@ -66,7 +64,7 @@ def matrix_claims(rows: Sequence[Row], left: str, stream: str) -> dict[str, obje
 
 
 def relative_l2_median(rows: Sequence[Row]) -> float:
-    """Median over rows of the cache's L2 difference divided by the larger source norm."""
+    """Return the median over rows of the cache's L2 difference divided by the larger source norm."""
     values = []
     for row in rows:
         norm = max(row.number("cache_left_l2_norm"), row.number("cache_right_l2_norm"))
@@ -83,7 +81,7 @@ def relative_l2_median(rows: Sequence[Row]) -> float:
 
 
 def prefix_equal_rows(split: dict[str, list[Row]]) -> int:
-    """Rows whose boundary prefix has one digest and one length in both precisions."""
+    """Count the rows whose boundary prefix has one digest and one length in both precisions."""
     return sum(
         a.text("prefix_sha256") == b.text("prefix_sha256")
         and a.whole("prefix_token_count") == b.whole("prefix_token_count")
@@ -92,12 +90,12 @@ def prefix_equal_rows(split: dict[str, list[Row]]) -> int:
 
 
 def cross_precision_claims(split: dict[str, list[Row]], left: str) -> dict[str, object]:
-    """Paired FP32 - BF16 reductions of each disagreement, and of the accuracy effect, on the same fixed prefixes."""
+    """Return the paired FP32 - BF16 reductions of each disagreement and of the accuracy effect."""
     correct = {
         name: tuple([row.flag(f"{arm}_correct") for row in rows] for arm in (left, "prefill"))
         for name, rows in split.items()
     }
-    mismatch = {
+    mismatch: dict[str, tuple[str, Callable[[Row], bool]]] = {
         "suffix_mismatch": ("cross_suffix", lambda row: not _suffix_equal(row, left)),
         "answer_mismatch": ("cross_answer", lambda row: not row.flag("answer_equal")),
         "correctness_flip": (
@@ -134,7 +132,7 @@ def cross_precision_claims(split: dict[str, list[Row]], left: str) -> dict[str, 
 
 
 def _suffix_equal(row: Row, left: str) -> bool:
-    """From the digests; the row's own flag and first-divergence index must say the same."""
+    """Compare the digests. Raises StatsInputError where the row's flag or first-divergence index contradicts them."""
     equal = row.agree("suffix_equal", row.same(f"{left}_suffix_sha256", "prefill_suffix_sha256"))
     if (row.optional_whole("first_suffix_divergence_index") is None) != equal:
         raise StatsInputError(f"{row.where}: suffix_equal and first_suffix_divergence_index contradict each other")
@@ -142,7 +140,7 @@ def _suffix_equal(row: Row, left: str) -> bool:
 
 
 def _gates(rows: Sequence[Row], left: str) -> dict[str, int]:
-    """Row counts of the integrity gates; the row's own verdict must be the conjunction of its gates."""
+    """Count the rows that pass each integrity gate. Raises StatsInputError where a verdict contradicts its gates."""
     replicas = {arm: [_replica_exact(row, arm) for row in rows] for arm in (left, "prefill")}
     state = [row.flag("functional_state_equal") for row in rows]
     storage = [row.flag("all_storage_disjoint") for row in rows]

@@ -1,12 +1,9 @@
 """The four published panels, derived again from the matrix's prefix lengths with our selection rules.
 
-The released row ids are opaque stand-ins (r0000 ...) for problem ids that are withheld, and the published sort broke
-ties of length by the withheld ids. So a panel's lengths must be reproduced exactly, and its rows too, except among
-rows of one length: there the published choice must be explained by some order of those rows, one order for all four
-panels.
+The released row ids (r0000 ...) replace problem ids that are withheld, and the published sort ordered rows of equal
+length by the withheld ids. So a panel's lengths must be reproduced exactly, and its rows too, except among rows of one
+length: there some order of those rows, the same for all four panels, must give the published choice.
 """
-
-from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,12 +22,12 @@ _MOST_ORDERS = 40_320
 
 @dataclass(frozen=True)
 class PanelCheck:
-    """One panel: published and derived (length, row id), in selection order."""
+    """One panel."""
 
     name: str
-    published: tuple[tuple[int, str], ...]
+    published: tuple[tuple[int, str], ...]  # (length, row id) in selection order
     derived: tuple[tuple[int, str], ...]
-    ties_explained: bool
+    ties_explained: bool  # some order of the rows of each length gives the published rows
 
     @property
     def lengths_equal(self) -> bool:
@@ -38,7 +35,7 @@ class PanelCheck:
 
     @property
     def differing(self) -> tuple[int, ...]:
-        """Selection indices at which another row was derived than published."""
+        """Return the selection indices at which the derived row is not the published one."""
         return tuple(i for i, (a, b) in enumerate(zip(self.published, self.derived, strict=True)) if a != b)
 
     @property
@@ -47,17 +44,17 @@ class PanelCheck:
 
     @property
     def tied(self) -> tuple[int, ...]:
-        """Those of `differing` at which the length is the same."""
+        """Return those of `differing` at which the lengths are equal."""
         return tuple(i for i in self.differing if self.published[i][0] == self.derived[i][0])
 
     @property
     def passed(self) -> bool:
-        """Same lengths, and every row the same or explained by the withheld order of rows of one length."""
+        """Whether lengths are equal, and rows too, or explained by the withheld order of rows of one length."""
         return self.lengths_equal and (self.rows_equal or self.ties_explained)
 
 
 def rederive_panels(data: Path) -> list[PanelCheck]:
-    """The bridge (12 rows), the two transplant strata (24, 8) and the later panel (48), from the BF16 matrix."""
+    """Derive the bridge (12 rows), both transplant strata (24, 8) and the later panel (48) from the BF16 matrix."""
     matrix = by_precision(read_rows(data / "matched_live_prefill.csv", ("precision", "row_id")))["bf16"]
     bank = [(row.whole("prefix_token_count"), row.text("row_id")) for row in matrix]
     exact = {row.text("row_id"): row.flag("suffix_equal") for row in matrix}
@@ -92,7 +89,7 @@ def _panel(rows: Sequence[Row], length: str = "prefix_token_count") -> list[tupl
 
 
 def _ties_explained(panels: Sequence[tuple[list[tuple[int, str]], list[tuple[int, str]]]]) -> bool:
-    """Whether one order of the rows of each length makes our rule choose the published rows in all panels at once."""
+    """Whether some order of the rows of each length makes our rule choose the published rows in all panels at once."""
     groups: dict[int, set[str]] = defaultdict(set)
     for items, _ in panels:
         for length, row_id in items:
@@ -103,7 +100,7 @@ def _ties_explained(panels: Sequence[tuple[list[tuple[int, str]], list[tuple[int
 def _some_order(
     length: int, members: list[str], panels: Sequence[tuple[list[tuple[int, str]], list[tuple[int, str]]]]
 ) -> bool:
-    """Whether some order of `members`, all the rows of one `length`, explains what every panel holds of that length."""
+    """Whether some order of `members`, the rows of one `length`, gives every panel's published rows of that length."""
     if factorial(len(members)) > _MOST_ORDERS:
         raise StatsInputError(
             f"panels: expected at most 8 rows of one prefix length, found {len(members)} of length {length}"

@@ -1,6 +1,4 @@
-"""Strict reading of the released ledgers: CSV files whose every cell is taken at its word or refused by name."""
-
-from __future__ import annotations
+"""Reads the released ledgers: CSV files whose malformed cells are refused by file, line and column."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ class Row:
         return _BOOLEANS[value]
 
     def flags(self, *columns: str) -> bool:
-        """Whether every one of `columns` is true; each is read, so that a malformed one is found."""
+        """Whether all `columns` are true. Every one is read, so a malformed one is refused."""
         return [self.flag(column) for column in columns].count(False) == 0
 
     def whole(self, column: str) -> int:
@@ -53,13 +51,12 @@ class Row:
             raise self._malformed(column, "a finite number", value)
         return number
 
-    def same(self, *columns: str) -> bool:
-        """Whether the first two of `columns` hold the same digest."""
-        first, second = columns
+    def same(self, first: str, second: str) -> bool:
+        """Whether two columns hold the same digest."""
         return self.text(first) == self.text(second)
 
     def agree(self, column: str, derived: bool) -> bool:
-        """`derived`, after checking that the row's own flag `column` says the same."""
+        """Return `derived`. Raises StatsInputError where the row's flag `column` is another."""
         if self.flag(column) != derived:
             raise self._malformed(column, f"{str(derived).lower()} (from the row's other columns)", self.text(column))
         return derived

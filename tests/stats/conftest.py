@@ -1,7 +1,5 @@
 """Fixtures of the statistics tests: the published release where it is at hand, and a small one made here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A small release in the published format, with claims computed by other means than in `stats`."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

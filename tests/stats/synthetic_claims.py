@@ -1,7 +1,5 @@
 """The claims of the synthetic release, computed by other means than in `stats`."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Summary blocks, cross-precision reductions, donor endpoints and the interpretation label."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

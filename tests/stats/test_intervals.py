@@ -1,7 +1,5 @@
 """Wilson, McNemar and the paired bootstrap against the paper's digits, scipy, and their edge cases."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Paired statistics of two result files: the join, the numbers and the command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

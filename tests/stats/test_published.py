@@ -1,7 +1,5 @@
 """The published claims: every leaf of the real release and of a synthetic one, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -11,8 +9,8 @@ from click.testing import CliRunner
 
 from experiments.published.__main__ import main
 from stats.errors import StatsInputError
-from stats.published import Claim, recompute, rederive_panels
-from stats.published.claims import MISSING
+from stats.published.claims import MISSING, Claim, recompute
+from stats.published.selection import rederive_panels
 
 
 def edit(path: Path, old: str, new: str, count: int = 1) -> None:

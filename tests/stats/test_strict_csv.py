@@ -1,7 +1,5 @@
 """The CSV reader: every form that spreadsheets write gives the same table, and what is no table is refused."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

@@ -1,7 +1,5 @@
 """The answer matcher: a corpus of texts with their answers, and the properties that hold for every string."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re
