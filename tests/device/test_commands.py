@@ -58,3 +58,16 @@ def test_the_benchmark_fills_its_columns(here: UnderTest, root: Path) -> None:
     for row in found["rows"]:
         for cell in row["columns"].values():
             assert cell["seconds"]["median"] > 0
+
+
+def test_machine_says_what_holds_for_each_dtype_and_kernel(here: UnderTest, root: Path) -> None:
+    given = ["--checkpoint", here.checkpoint, "--device", here.device, "--threads", THREADS]
+    done = call("machine", *given, "--json", "--out", root / "machine.json", cwd=root)
+    assert done.exit_code == 0, (done.output, done.stderr)
+    found = json.loads((root / "machine.json").read_text())
+    assert json.loads(done.stdout) == found and found["device"] == here.device
+    rows = {(row["dtype"], row["attention"], row["linear"]): row for row in found["rows"]}
+    plain = rows["bf16", "repeat_kv", "plain"]
+    assert plain["copies_equal"] and plain["step_seconds"] > 0, plain
+    for row in rows.values():
+        assert "expected" in row["refused"] if "refused" in row else row["copies_equal"] or row["reasons"], row
