@@ -59,8 +59,8 @@ def step_together(model: Decoder, requests: Sequence[Request], observe: Observe 
             found.append(model.attend(query[rows], *held, mask, model.scaling))
         return torch.cat(found)
 
-    rotary = model.rotary.at(position_ids, 1 + max(last, *(len(request.cache) for request in requests)))
-    return model.through_layers(hidden_states, rotary, attend, note)
+    cos, signed_sin = model.rotary.at(position_ids, 1 + max(last, *(len(request.cache) for request in requests)))
+    return model.through_layers(hidden_states, cos, signed_sin, attend, note)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""The decoder: Qwen2.5 in plain PyTorch, one page, with a role term at the input and a cache it does not know.
+"""The decoder: Qwen2.5 in plain PyTorch, with a role term at the input and any cache that has `append`.
 
-Read top to bottom. Every numeric step is named through `observe`, in forward order, so that two runs, or a run here
-and one under transformers, can be compared step by step. Source of names and of the rounding order: transformers
+Every numeric step is named through `observe`, in forward order, so that two runs, or a run here and one under
+transformers, can be compared step by step. Source of names and rounding order: transformers
 `models/qwen2/modeling_qwen2.py` (4.46 to 5.24). Shapes: B batch, T query length, S key length, H query heads,
-H_kv key/value heads, D head size, E hidden size, V vocabulary.
+H_kv key/value heads, D head size, E hidden size, I intermediate size, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,21 +16,23 @@ from torch import Tensor
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError
-from minimodel.layers import SILU_KERNELS, RotaryTables, Silu, rms_norm, rotate
-from minimodel.linear import LINEAR_KERNELS, Joint, Linear, together
+from minimodel.layers import SILU_KERNELS, RotaryTables, rms_norm, rotate
+from minimodel.linear import LINEAR_KERNELS, Joint, Linear, joint_of, linear_of
 from minimodel.numerics import NumericContract
-from minimodel.packed import Part
+from minimodel.placement import Borders
 from minimodel.roles import NUM_ROLES, RoleRules, causal_mask, check_ids, check_mask
 
 Observe = Callable[[str, Tensor], None]
 Record = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], None]  # input_ids, roles, position_ids, mask
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query, new keys and values -> attention's output
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query, new keys and values -> [B, T, H, D]
 
 
 class Cache(Protocol):
-    """What the decoder asks of a cache: the length it holds, and to append one layer's new keys and values."""
+    """What the decoder needs of a cache."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Tokens held."""
+        ...
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """keys, values [B, H_kv, T, D] -> all of this layer's so far, [B, H_kv, S, D] each."""
@@ -39,27 +41,35 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: two norm weights [E] and seven linear maps, their weights already inside the kernel.
+    """One decoder layer. The linear maps hold their weights in the layout of the contract's linear kernel."""
 
-    Maps of one input stand together: q, k, v and gate, up.
-    """
+    input_layernorm: Tensor  # [E]
+    qkv_proj: Joint  # q_proj, k_proj, v_proj: [B, T, E] -> [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D], with biases
+    o_proj: Linear  # [B, T, H*D] -> [B, T, E]
+    post_attention_layernorm: Tensor  # [E]
+    gate_up_proj: Joint  # gate_proj, up_proj: [B, T, E] -> [B, T, I] twice
+    down_proj: Linear  # [B, T, I] -> [B, T, E]
 
-    input_layernorm: Tensor
-    qkv_proj: Joint
-    o_proj: Linear
-    post_attention_layernorm: Tensor
-    gate_up_proj: Joint
-    down_proj: Linear
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor], name: str, kernel: str) -> "Layer":
+        """Takes the weights of one layer by their names in the checkpoint; `name` ends with a dot."""
+        return cls(
+            input_layernorm=weights[name + "input_layernorm.weight"],
+            qkv_proj=joint_of(kernel, weights, [f"{name}self_attn.{x}_proj" for x in "qkv"]),
+            o_proj=linear_of(kernel, weights, name + "self_attn.o_proj"),
+            post_attention_layernorm=weights[name + "post_attention_layernorm.weight"],
+            gate_up_proj=joint_of(kernel, weights, [name + "mlp.gate_proj", name + "mlp.up_proj"]),
+            down_proj=linear_of(kernel, weights, name + "mlp.down_proj"),
+        )
 
 
 class Decoder:
     """A Qwen2.5 decoder over named weights.
 
-    weights: the checkpoint's own names (`model.embed_tokens.weight` [V, E], `model.layers.0.self_attn.q_proj.weight`
-    [H*D, E], ...), all in the contract's dtype, plus `role_embedding.weight` [rows, E] where the checkpoint has a role
-    table. Without `lm_head.weight` the head is tied to the embedding. The `plain` kernel copies nothing: parameters
-    that require gradients train. A layer runs where its weights lie; hidden states, mask and rotary tables move at each
-    border between devices, and a tied head that lies on another device than the embedding holds a copy.
+    weights: under the checkpoint's names (`model.embed_tokens.weight` [V, E], ...; see weights.md), all in the
+    contract's dtype, plus `role_embedding.weight` [rows, E] where the checkpoint has a role table. Without
+    `lm_head.weight` the head is tied to the embedding. The `plain` kernel copies nothing: parameters that require
+    gradients train. Each layer runs on the device of its weights.
     """
 
     def __init__(
@@ -72,17 +82,17 @@ class Decoder:
         self.config, self.numeric, self.rules = config, numeric, rules or RoleRules()
         self.attend, self.silu = ATTENTION_KERNELS[numeric.attention], SILU_KERNELS[numeric.linear]
         self.scaling = config.head_dim**-0.5
-        self.embed_tokens = weights["model.embed_tokens.weight"]
-        self.role_embedding = weights.get("role_embedding.weight")
-        self.norm = weights["model.norm.weight"]
+        self.embed_tokens = weights["model.embed_tokens.weight"]  # [V, E]
+        self.role_embedding = weights.get("role_embedding.weight")  # [rows, E]
+        self.norm = weights["model.norm.weight"]  # [E]
         # before the layers: a kernel that packs holds the largest weight twice, and nothing else is there yet
-        self.lm_head = self._head(weights.get("lm_head.weight"))
-        self.layers = tuple(
-            _layer(weights, f"model.layers.{i}.", numeric.linear) for i in range(config.num_hidden_layers)
-        )
+        head = weights.get("lm_head.weight")
+        head = self.embed_tokens.to(self.norm.device) if head is None else head  # [V, E]
+        self.lm_head = LINEAR_KERNELS[numeric.linear](head, None)
+        names = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
+        self.layers = tuple(Layer.of(weights, name, numeric.linear) for name in names)
         self.places = tuple(layer.input_layernorm.device for layer in self.layers)
-        before = (self.embed_tokens.device, *self.places)
-        self._borders = {i: place for i, place in enumerate(self.places) if place != before[i]}
+        self.borders = Borders(self.embed_tokens.device, self.places)
         self.rotary = RotaryTables(
             config.head_dim, config.rope_theta, self.embed_tokens.dtype, self.embed_tokens.device
         )
@@ -99,60 +109,30 @@ class Decoder:
     ) -> Tensor:
         """input_ids, roles, position_ids int64 [B, T]; mask bool [B, 1, T, S]; cache of S - T tokens -> [B, T, E].
 
-        `roles` are raw roles 0-5, None exactly for a stock checkpoint. `mask` None means plain causal attention,
-        whatever the roles: who may see whom is the mask's alone (`roles.attention_mask`).
-        `record` is called once, before anything else, with the four tensors that the call goes on to read.
-        Errors: InputError for a mask of another dtype or shape, for roles without a role table or the reverse, and on
-        the CPU for token ids, roles or positions out of range.
+        `roles` are raw roles 0-5, None exactly for a stock checkpoint. `mask` None means plain causal attention: only
+        the mask (`roles.attention_mask`) restricts visibility. `record` is called first, with the four input tensors.
+        InputError for a mask of another dtype or shape, for roles without a role table or the reverse, and on the CPU
+        for token ids, roles or positions out of range.
         """
         if record is not None:
             record(input_ids, roles, position_ids, mask)
         note = observe or unobserved
-        length = input_ids.shape[1]
-        key_length = length + (0 if cache is None else len(cache))
-        check_mask(mask, input_ids.shape[0], length, key_length)
+        batch, length = input_ids.shape  # B, T
+        key_length = length + (0 if cache is None else len(cache))  # S
+        check_mask(mask, batch, length, key_length)
         last = check_ids("position_ids", position_ids, self.config.max_position_embeddings)
         if mask is None and length > 1 and key_length > length:
             mask = causal_mask(length, key_length, input_ids.device)
-        hidden_states = self.embed(input_ids, roles)
-        note("embed", hidden_states)
-        rotary = self.rotary.at(position_ids, max(key_length, last + 1))
-        held = mask
 
-        def attend(index: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            nonlocal held
-            held = None if held is None else held.to(query.device)
+        def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             if cache is not None:
-                keys, values = cache.append(index, keys, values)
-            return self.attend(query, keys, values, held, self.scaling)
+                keys, values = cache.append(layer, keys, values)  # [B, H_kv, S, D]
+            return self.attend(query, keys, values, None if mask is None else mask.to(query.device), self.scaling)
 
-        return self.through_layers(hidden_states, rotary, attend, note)
-
-    def through_layers(
-        self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, note: Observe
-    ) -> Tensor:
-        """All layers and the final norm, [B, T, E] -> [B, T, E]. `attend` holds the caches and the masks."""
-        for index, layer in enumerate(self.layers):
-            name = f"layers.{index}."
-            if index in self._borders:  # moving changes no bit
-                place = self._borders[index]
-                hidden_states, rotary = hidden_states.to(place), (rotary[0].to(place), rotary[1].to(place))
-            normed = rms_norm(hidden_states, layer.input_layernorm, self.config.rms_norm_eps)
-            note(name + "input_layernorm", normed)
-            hidden_states = hidden_states + self._attention(index, layer, normed, rotary, attend, note)
-            note(name + "attention_residual", hidden_states)
-            normed = rms_norm(hidden_states, layer.post_attention_layernorm, self.config.rms_norm_eps)
-            note(name + "post_attention_layernorm", normed)
-            hidden_states = hidden_states + _mlp(name, layer, normed, self.silu, note)
-            note(name + "mlp_residual", hidden_states)
-        hidden_states = rms_norm(hidden_states, self.norm, self.config.rms_norm_eps)
-        note("norm", hidden_states)
-        return hidden_states
-
-    def _head(self, weight: Tensor | None) -> Linear:
-        """The output head, from a weight of its own or the embedding's, where the final norm lies."""
-        weight = self.embed_tokens.to(self.norm.device) if weight is None else weight
-        return LINEAR_KERNELS[self.numeric.linear](weight, None)
+        hidden_states = self.embed(input_ids, roles)  # [B, T, E]
+        note("embed", hidden_states)
+        cos, signed_sin = self.rotary.at(position_ids, max(key_length, last + 1))  # [B, T, 1, D]
+        return self.through_layers(hidden_states, cos, signed_sin, attend, note)
 
     def embed(self, input_ids: Tensor, roles: Tensor | None) -> Tensor:
         """embed_tokens[token] + role_embedding[offset + role], the sum in the model dtype: [B, T] -> [B, T, E]."""
@@ -160,78 +140,73 @@ class Decoder:
             table = "no role table" if roles is not None else "a role table"
             raise InputError(f"roles: expected roles exactly where the checkpoint has a role table, found {table}")
         check_ids("input_ids", input_ids, self.config.vocab_size)
-        hidden_states = F.embedding(input_ids, self.embed_tokens)
+        hidden_states = F.embedding(input_ids, self.embed_tokens)  # [B, T, E]
         if roles is None or self.role_embedding is None:
             return hidden_states
         check_ids("roles", roles, NUM_ROLES)
-        return hidden_states + F.embedding(roles + self.rules.role_offset, self.role_embedding)
+        return hidden_states + F.embedding(roles + self.rules.role_offset, self.role_embedding)  # [B, T, E]
 
-    def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:
-        """[B, T, E] -> [B, T, V] in the model dtype; no cast to FP32: the argmax sees the model's own rounding.
+    def through_layers(
+        self, hidden_states: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, note: Observe
+    ) -> Tensor:
+        """Runs all layers and the final norm, [B, T, E] -> [B, T, E]. `attend` holds the caches and the masks."""
+        for i, layer in enumerate(self.layers):
+            name, eps = f"layers.{i}.", self.config.rms_norm_eps
+            hidden_states, cos, signed_sin = self.borders.cross(i, hidden_states, cos, signed_sin)
+            normed = rms_norm(hidden_states, layer.input_layernorm, eps)  # [B, T, E]
+            note(name + "input_layernorm", normed)
+            hidden_states = hidden_states + self.self_attn(i, layer, normed, cos, signed_sin, attend, note)  # [B, T, E]
+            note(name + "attention_residual", hidden_states)
+            normed = rms_norm(hidden_states, layer.post_attention_layernorm, eps)  # [B, T, E]
+            note(name + "post_attention_layernorm", normed)
+            hidden_states = hidden_states + self.mlp(i, layer, normed, note)  # [B, T, E]
+            note(name + "mlp_residual", hidden_states)
+        hidden_states = rms_norm(hidden_states, self.norm, self.config.rms_norm_eps)  # [B, T, E]
+        note("norm", hidden_states)
+        return hidden_states
 
-        They are made where the head lies, and given back on the embedding's device, where choices are made.
-        """
-        # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but makes it one
-        # product of B rows where parameters require gradients, as transformers' do; in FP32 the two differ in bits
-        logits = self.lm_head(hidden_states.contiguous()).to(self.embed_tokens.device)
-        (observe or unobserved)("logits", logits)
-        return logits
-
-    def _attention(
-        self,
-        index: int,
-        layer: Layer,
-        normed: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        attend: Attend,
-        note: Observe,
+    def self_attn(
+        self, i: int, layer: Layer, normed: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, note: Observe
     ) -> Tensor:
         """Grouped-query attention with biased q, k, v and an unbiased o: [B, T, E] -> [B, T, E]."""
         batch, length, _ = normed.shape
         heads = (batch, length, -1, self.config.head_dim)
-        name = f"layers.{index}.self_attn."
-        query, keys, values = layer.qkv_proj(normed)
+        name = f"layers.{i}.self_attn."
+        query, keys, values = layer.qkv_proj(normed)  # [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D]
         note(name + "q_proj", query)
         note(name + "k_proj", keys)
         note(name + "v_proj", values)
-        # [B, T, H*D] -> [B, T, H, D] -> [B, H, T, D]
-        query = rotate(query.view(heads), *rotary).transpose(1, 2)
-        keys = rotate(keys.view(heads), *rotary).transpose(1, 2)
-        values = values.view(heads).transpose(1, 2)
+        query = rotate(query.view(heads), cos, signed_sin).transpose(1, 2)  # [B, H, T, D]
+        keys = rotate(keys.view(heads), cos, signed_sin).transpose(1, 2)  # [B, H_kv, T, D]
+        values = values.view(heads).transpose(1, 2)  # [B, H_kv, T, D]
         note(name + "q_rotary", query)
         note(name + "k_rotary", keys)
-        out = attend(index, query, keys, values).reshape(batch, length, -1)
+        out = attend(i, query, keys, values).reshape(batch, length, -1)  # [B, T, H, D] -> [B, T, H*D]
         note(name + "attention", out)
-        out = layer.o_proj(out)
+        out = layer.o_proj(out)  # [B, T, E]
         note(name + "o_proj", out)
         return out
 
+    def mlp(self, i: int, layer: Layer, normed: Tensor, note: Observe) -> Tensor:
+        """SwiGLU, down(silu(gate(x)) * up(x)): [B, T, E] -> [B, T, E]; silu and product each round to the model dtype."""
+        name = f"layers.{i}.mlp."
+        gate, up = layer.gate_up_proj(normed)  # [B, T, I]
+        note(name + "gate_proj", gate)
+        note(name + "up_proj", up)
+        product = self.silu(gate) * up  # [B, T, I]
+        note(name + "product", product)
+        down = layer.down_proj(product)  # [B, T, E]
+        note(name + "down_proj", down)
+        return down
 
-def _mlp(name: str, layer: Layer, normed: Tensor, silu: Silu, note: Observe) -> Tensor:
-    """SwiGLU: down(silu(gate(x)) * up(x)), [B, T, E] -> [B, T, E]; silu and product each round to the model dtype."""
-    gate, up = layer.gate_up_proj(normed)
-    note(name + "mlp.gate_proj", gate)
-    note(name + "mlp.up_proj", up)
-    product = silu(gate) * up
-    note(name + "mlp.product", product)
-    down = layer.down_proj(product)
-    note(name + "mlp.down_proj", down)
-    return down
-
-
-def _layer(weights: Mapping[str, Tensor], name: str, kernel: str) -> Layer:
-    def part(module: str) -> Part:
-        return weights[f"{name}{module}.weight"], weights.get(f"{name}{module}.bias")
-
-    return Layer(
-        input_layernorm=weights[name + "input_layernorm.weight"],
-        qkv_proj=together(kernel, [part(f"self_attn.{x}_proj") for x in "qkv"]),
-        o_proj=LINEAR_KERNELS[kernel](*part("self_attn.o_proj")),
-        post_attention_layernorm=weights[name + "post_attention_layernorm.weight"],
-        gate_up_proj=together(kernel, [part("mlp.gate_proj"), part("mlp.up_proj")]),
-        down_proj=LINEAR_KERNELS[kernel](*part("mlp.down_proj")),
-    )
+    def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:
+        """[B, T, E] -> [B, T, V] in the model dtype, so that argmax sees the model's rounding; on the embedding's device."""
+        # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but makes it one
+        # product of B rows where parameters require gradients, as transformers' do; in FP32 the two differ in bits
+        logits = self.lm_head(hidden_states.contiguous()).to(self.embed_tokens.device)  # [B, T, V]
+        (observe or unobserved)("logits", logits)
+        return logits
 
 
 def unobserved(name: str, tensor: Tensor) -> None:
-    """The default observer."""
+    """The default observer: does nothing."""

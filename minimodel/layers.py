@@ -24,17 +24,6 @@ def rms_norm_literal(hidden_states: Tensor, weight: Tensor, eps: float) -> Tenso
     return weight * normalised.to(hidden_states.dtype)  # [B, T, E]
 
 
-def rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns `rms_norm_literal`'s bits from one call instead of seven.
-
-    On the CPU, torch's `rms_norm` without a weight takes the same steps in the same order. On an accelerator it is one
-    fused kernel with another order of sums, and in training its gradient differs: both take the literal steps.
-    """
-    if hidden_states.device.type != "cpu" or hidden_states.requires_grad:
-        return rms_norm_literal(hidden_states, weight, eps)
-    return weight * F.rms_norm(hidden_states, hidden_states.shape[-1:], None, eps)  # [B, T, E]
-
-
 def rotary_table(length: int, head_dim: int, rope_theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Returns cos and sin of positions 0 to length-1, each [length, D] in `dtype` on the CPU.
 
@@ -60,6 +49,20 @@ def rotate_half(x: Tensor) -> Tensor:
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns x [B, T, H, D] rotated by cos, sin [B, T, 1, D]; both products and the sum round to x's dtype."""
     return (x * cos) + (rotate_half(x) * sin)
+
+
+# Below: forms that the decoder calls instead, with the same bits as those above.
+
+
+def rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns `rms_norm_literal`'s bits from one call instead of seven.
+
+    On the CPU, torch's `rms_norm` without a weight takes the same steps in the same order. On an accelerator it is one
+    fused kernel with another order of sums, and in training its gradient differs: both take the literal steps.
+    """
+    if hidden_states.device.type != "cpu" or hidden_states.requires_grad:
+        return rms_norm_literal(hidden_states, weight, eps)
+    return weight * F.rms_norm(hidden_states, hidden_states.shape[-1:], None, eps)  # [B, T, E]
 
 
 def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Linear kernels by name. A kernel takes the weight once, at load, and gives the function that every call uses."""
+"""Linear kernels by name. A kernel takes the weight once, at load, and returns the function that every call uses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -32,10 +32,20 @@ LINEAR_KERNELS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
 
 
 def together(kernel: str, parts: Sequence[Part]) -> Joint:
-    """Maps of one input under a kernel's name: one product where it is `packed`, one each otherwise.
+    """Returns several maps of one input as one function: one product where the kernel is `packed`, one each otherwise.
 
-    In BF16 and FP16 each keeps the bits it has alone; FP32 `packed` promises nobody's bits.
+    In BF16 and FP16 each map keeps the bits it has alone. FP32 `packed` matches no other kernel bit for bit.
     """
     if kernel == "packed":
         return packed_together(parts)
     return OneByOne([LINEAR_KERNELS[kernel](weight, bias) for weight, bias in parts])
+
+
+def linear_of(kernel: str, weights: Mapping[str, Tensor], name: str) -> Linear:
+    """Returns the module `name` of a checkpoint under a kernel: its `.weight`, and its `.bias` if there is one."""
+    return LINEAR_KERNELS[kernel](weights[name + ".weight"], weights.get(name + ".bias"))
+
+
+def joint_of(kernel: str, weights: Mapping[str, Tensor], names: Sequence[str]) -> Joint:
+    """Returns several modules of a checkpoint that read one input (see `together`)."""
+    return together(kernel, [(weights[name + ".weight"], weights.get(name + ".bias")) for name in names])

@@ -11,7 +11,8 @@ from minimodel.bits import all_finite
 from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
-from minimodel.numerics import KERNELS, NumericContract, placement
+from minimodel.numerics import KERNELS, NumericContract
+from minimodel.placement import place_of, placement
 from minimodel.roles import RoleRules
 from minimodel.safetensors_file import TensorEntry, read_into
 from minimodel.selfcheck import prove, require_usable
@@ -69,15 +70,6 @@ class _Reader(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-
-def place_of(name: str, places: list[torch.device]) -> torch.device:
-    """Where a tensor goes: a layer's to its layer's device, final norm and head to the last layer's, the embeddings to
-    the first's."""
-    parts = name.split(".")
-    if parts[:2] == ["model", "layers"]:
-        return places[int(parts[2])]
-    return places[-1] if name in ("model.norm.weight", "lm_head.weight") else places[0]
 
 
 def _room(entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> Tensor:

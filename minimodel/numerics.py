@@ -214,17 +214,6 @@ def settle_vector_math() -> None:
             getattr(torch, function)(one)
 
 
-def placement(device: str, layers: int) -> list[torch.device]:
-    """The device of each decoder layer: as many consecutive layers on each device as on the others, one less at most.
-
-    The embedding lies with the first layer; final norm and head with the last. InputError for more devices than layers.
-    """
-    devices = [torch.device(name) for name in device.split(",")]
-    if len(devices) > layers:
-        raise refuse("devices", f"at most one for each of {layers} layers", device)
-    return [devices[layer * len(devices) // layers] for layer in range(layers)]
-
-
 def _named_pair(kernels: str) -> tuple[str, str]:
     """(attention, linear) of a short form, or of ATTENTION/LINEAR. InputError for any other text."""
     if kernels in KERNELS:

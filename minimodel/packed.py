@@ -1,16 +1,16 @@
-"""Linear with oneDNN's own weight layout: the reordering that F.linear does in every call is done once, at load.
+"""Linear in oneDNN's own weight layout: the reordering that F.linear does in every call is done once, at load.
 
-In BF16 and FP16 the packed call is used only for numbers of rows for which it has been checked to give F.linear's bits
-(2 rows, say, where 1 row takes another path); any other call unpacks the weight and calls F.linear. In FP32 the packed
-call sums in another order: there, `packed` is a contract of its own (never the default), used for every call. The
-packed copy takes the weight's place; whoever still holds the plain one (a tied embedding) keeps that too, so a tied
-head costs a second copy of the table.
+In BF16 and FP16 the packed call is used only for numbers of rows for which a check found F.linear's bits (2 rows, say,
+where 1 row takes another path). Any other call unpacks the weight and calls F.linear. In FP32 the packed call sums in
+another order: there, `packed` is a contract of its own (never the default), used for every call. The packed copy takes
+the weight's place. If another reference exists (tied embedding), both copies stay.
 
 Maps of one input (q, k, v; gate, up) are packed as one weight, rows below rows: at two rows a call costs much the same
-whatever its width. The proof then holds the one product against F.linear of each map alone.
+whatever its width. The check then compares the one product with F.linear of each map alone.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -33,38 +33,56 @@ _EQUAL: dict[tuple[object, ...], tuple[int, ...]] = {}  # by shape: the numbers 
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """weight [out, in], bias [out] or None -> [..., in] -> [..., out]; see the module for which bits.
+    """weight [out, in], bias [out] or None -> a map [..., in] -> [..., out]; see the module for which bits.
 
-    A narrow weight that fails its check for every number of rows is left to F.linear. InputError for a dtype or device
+    A narrow weight whose check fails for every number of rows is left to F.linear. InputError for a dtype or device
     that oneDNN cannot pack, and for a weight that trains.
     """
     if reason := why_not_packed(weight.dtype, weight.device):
         raise InputError(f"linear kernel packed: {reason}; use --linear plain")
     if weight.requires_grad:
         raise refuse("linear kernel packed", "a weight that does not train", f"{weight.dtype}, training")
-    run = PackedWeight(weight, bias)
-    if weight.dtype == torch.float32:
-        return partial(_all_rows, run)
-    counts = _equal_counts(weight, bias)
-    return partial(_few_rows, run, counts) if counts else partial(F.linear, weight=weight, bias=bias)
+    joined = _joined(weight, bias, (weight.shape[0],))
+    return partial(F.linear, weight=weight, bias=bias) if joined is None else partial(_only, joined)
 
 
 def packed_together(parts: Sequence[Part]) -> Callable[[Tensor], Sequence[Tensor]]:
     """Several maps of one input as one product: (weight [out_i, in], bias [out_i] or None in all) -> [..., out_i] each.
 
-    The outputs are views of one tensor. Where the proof fails for every number of rows, and for weights that cannot be
+    The outputs are views of one tensor. Where the check fails for every number of rows, and for weights that cannot be
     packed, each map is taken alone, as `packed` says.
     """
-    weights, widths = [weight for weight, _ in parts], tuple(weight.shape[0] for weight, _ in parts)
     biases = [bias for _, bias in parts if bias is not None]
     assert len(biases) in (0, len(parts)), "maps with and without a bias are not joined"
-    if all(can_pack(weight) for weight in weights):
-        weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
-        run, narrow = PackedWeight(weight, bias), weight.dtype != torch.float32
-        counts = _equal_counts(weight, bias, widths) if narrow else ()
-        if counts or not narrow:
-            return partial(_together, run, counts if narrow else None, widths)
-    return OneByOne([packed(weight, bias) for weight, bias in parts])
+    joined = None
+    if all(can_pack(weight) for weight, _ in parts):
+        widths = tuple(weight.shape[0] for weight, _ in parts)
+        joined = _joined(torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None, widths)
+    return OneByOne([packed(weight, bias) for weight, bias in parts]) if joined is None else joined
+
+
+@dataclass(frozen=True)
+class PackedMaps:
+    """Maps of one input as one packed weight, the rows of each map below those of the map before."""
+
+    run: "PackedWeight"
+    widths: tuple[int, ...]  # outputs of each map
+    counts: tuple[int, ...] | None  # numbers of rows for which the packed call is used; None: all
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        if self.counts is None or x.numel() // x.shape[-1] in self.counts:
+            return self.run(x).split(self.widths, dim=-1)
+        return _apart(x, self.run.weight(), self.run.bias, self.widths)
+
+
+def _joined(weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> PackedMaps | None:
+    """Packs a weight; None where the packed call has F.linear's bits for no number of rows, in FP32 always packed."""
+    counts = None if weight.dtype == torch.float32 else _equal_counts(weight, bias, widths)
+    return None if counts == () else PackedMaps(PackedWeight(weight, bias), widths, counts)
+
+
+def _only(maps: PackedMaps, x: Tensor) -> Tensor:
+    return maps(x)[0]
 
 
 class OneByOne:
@@ -108,7 +126,7 @@ def packing_works(dtype: torch.dtype) -> bool:
 
 
 class PackedWeight:
-    """A packed weight as a function of rows [n, in] -> [n, out]."""
+    """A packed weight, called with rows [n, in] -> [n, out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.bias = bias
@@ -119,26 +137,8 @@ class PackedWeight:
         return self._call(rows, self.packed, self.bias, "none", [], "")
 
     def weight(self) -> Tensor:
-        """The plain weight [out, in] again, bit for bit: a reordering loses nothing."""
+        """Returns the plain weight [out, in] bit for bit: reordering loses nothing."""
         return self.packed.to_dense()
-
-
-def _all_rows(run: PackedWeight, x: Tensor) -> Tensor:
-    return run(x)
-
-
-def _few_rows(run: PackedWeight, counts: tuple[int, ...], x: Tensor) -> Tensor:
-    if x.numel() // x.shape[-1] in counts:
-        return run(x)
-    return F.linear(x, run.weight(), run.bias)
-
-
-def _together(
-    run: PackedWeight, counts: tuple[int, ...] | None, widths: tuple[int, ...], x: Tensor
-) -> Sequence[Tensor]:
-    if counts is None or x.numel() // x.shape[-1] in counts:
-        return run(x).split(widths, dim=-1)
-    return _apart(x, run.weight(), run.bias, widths)
 
 
 def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> list[Tensor]:
@@ -147,12 +147,11 @@ def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, widths: tuple[int, ..
     return [F.linear(x, rows, each) for rows, each in zip(weight.split(widths), biases)]
 
 
-def _equal_counts(weight: Tensor, bias: Tensor | None, widths: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The row counts at which both calls give the same bits, under every thread count.
+def _equal_counts(weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the row counts at which both calls give the same bits, under every thread count.
 
-    widths: rows of each map joined in `weight`, which F.linear takes apart; none: it is one map.
+    widths: rows of each map joined in `weight`, which F.linear takes apart.
     """
-    widths = widths or (weight.shape[0],)
     shape = (widths, weight.shape[1], bias is None, weight.dtype, thread_counts())
     if shape not in _EQUAL:
         x, weight, bias = trial(weight, bias, ROW_COUNTS[-1])
@@ -176,7 +175,7 @@ def equal_row_counts(weights: Sequence[tuple[Tensor, tuple[int, ...]]]) -> tuple
 
 
 def trial(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What a proof for this weight's shape runs on: rows x, a weight, a bias of zeros where there is a bias.
+    """Returns what a check of this weight's shape runs on: rows x, a weight, and zeros for the bias if there is one.
 
     A very large weight stands for itself, so that no second one is made: its outputs are so many that even ordinary
     rows show a difference in some of them.

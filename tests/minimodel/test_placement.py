@@ -22,8 +22,7 @@ from cache.storage import Provenance
 from decode import Contract, State, greedy_suffix
 from minimodel import Decoder, NumericContract, load_model
 from minimodel.checkpoint import open_checkpoint
-from minimodel.load import place_of
-from minimodel.numerics import placement
+from minimodel.placement import place_of, placement
 from tests.conftest import numeric
 from tests.helpers import refused
 from tests.tiny import CONFIG
@@ -159,7 +158,7 @@ def run(model: Decoder, cache: KVCache, start: int, length: int) -> dict[str, to
 def test_a_layer_whose_border_is_forgotten_fails(tiny_directory: Path, fake: FakeTensorMode) -> None:
     """The control: the fake devices do not mix."""
     model = placed(tiny_directory, placement("cpu:0,cpu:1", LAYERS), False)
-    model._borders.clear()
+    model.borders.into.clear()
     with pytest.raises(RuntimeError, match="same device"):
         run(model, KVCache.for_model(model, 2, 9), 0, 5)
 
