@@ -30,20 +30,19 @@ class Boundary:
     logits: Tensor  # [B, V], of the last prefix token
     record: FunctionalRecord  # what entered the decoder
     margins: tuple[float | None, ...] = ()  # of the prefix's own choices, live only
-    rebuild: Callable[[], "Boundary"] | None = field(default=None, repr=False, compare=False)  # a second prefill
+    rebuild: Callable[[], "Boundary"] | None = field(default=None, repr=False, compare=False)  # of a prefill
+
+    def replica(self) -> "Boundary":
+        """Returns a second, storage-isolated instance: `rebuild()` where there is one (prefill), else `copy()`."""
+        return self.copy() if self.rebuild is None else self.rebuild()
 
     @torch.inference_mode()
-    def replica(self) -> "Boundary":
-        """A second, storage-isolated instance: an independent second call for prefill, else a bit-exact deep copy.
-
-        Both are inference tensors, as those of every construction and of every loaded boundary are.
-        """
-        if self.rebuild is not None:
-            return self.rebuild()
+    def copy(self) -> "Boundary":
+        """Returns a bit-exact deep copy, in inference tensors like every construction's."""
         return replace(self, cache=self.cache.copy(), logits=self.logits.clone(), record=self.record.copy())
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor it owns: keys and values in forward order, then the logits."""
+        """Returns every tensor that the boundary owns: keys and values in forward order, then the logits."""
         return [*cache_tensors(self.cache), self.logits]
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -71,7 +70,7 @@ class Boundary:
         """The saved boundary, bit for bit, on the devices of `provenance.numeric`, ready to continue or transplant.
 
         InputError unless checkpoint, decoding contract and numeric contract are those of `contract` and `provenance`;
-        `same_numeric` False asks only for the same dtype, so that a boundary of another kernel, another machine or of
+        `same_numeric` False requires only the same dtype, so that a boundary of another kernel, another machine or of
         transformers can be continued here. A loaded prefill has no second call: its replica is a copy.
         """
         path = Path(path)
@@ -94,7 +93,7 @@ class Boundary:
 
 
 def _read(stored: Stored, length: int, device: str) -> tuple[KVCache, Tensor]:
-    """The cache and the logits of a boundary file, each tensor verified against its digest and the others' shape."""
+    """Reads the cache and the logits of a boundary file; checks each tensor's digest and shape."""
     layers = (len(stored.names) - 1) // 2
     names = [f"layers.{layer}.{name}" for layer in range(layers) for name in ("key", "value")]
     if layers < 1 or set(stored.names) != {*names, "logits"}:

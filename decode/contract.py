@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decode.text import TextCodec, json_sha256
+from minimodel.checkpoint import CONFIG, CONTRACT, TOKENIZER, Checkpoint
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
 from minimodel.files import checkpoint_directory, inside, read_json_object
@@ -27,38 +28,44 @@ TEMPLATE = "{question}\n\n{choices}"
 
 @dataclass(frozen=True)
 class Contract:
-    """Everything the decoding of one checkpoint promises, in token ids.
+    """The decoding contract of one checkpoint, in token ids."""
 
-    open_ids, close_ids: delimiter ids by raw role. caps: content tokens a block may hold, None for the prompt.
-    ordinary: bool [V], ids that a block's content may use. eligible: bool [6, V], row r = ordinary plus r's closing id.
-    """
-
-    open_ids: tuple[int, ...]
-    close_ids: tuple[int, ...]
-    caps: tuple[int | None, ...]
+    open_ids: tuple[int, ...]  # opening delimiters by raw role
+    close_ids: tuple[int, ...]  # closing delimiters by raw role
+    caps: tuple[int | None, ...]  # content tokens that a block may hold, by raw role; None for the prompt
     rules: RoleRules
     codec: TextCodec = field(compare=False, repr=False)
-    ordinary: Tensor = field(compare=False, repr=False)
-    eligible: Tensor = field(compare=False, repr=False)
+    ordinary: Tensor = field(compare=False, repr=False)  # bool [V], ids that a block's content may use
+    eligible: Tensor = field(compare=False, repr=False)  # bool [6, V]: row r is ordinary plus r's closing delimiter
 
     @classmethod
-    def load(cls, directory: str | Path) -> "Contract":
-        """Reads and checks an adapted checkpoint's contract. For a stock one, InputError names the command to run."""
-        directory = checkpoint_directory(directory)
-        path = inside(directory, "contract.json")
-        if not path.exists():
+    def load(cls, checkpoint: str | Path | Checkpoint) -> "Contract":
+        """Reads and checks an adapted checkpoint's contract: of an opened one only tokenizer.json is still read.
+
+        For a stock checkpoint, InputError names the command to run.
+        """
+        if isinstance(checkpoint, Checkpoint):
+            directory, raw, rules = checkpoint.directory, checkpoint.contract, checkpoint.rules
+            vocab_size = checkpoint.config.vocab_size
+        else:
+            directory, raw, rules, vocab_size = checkpoint_directory(checkpoint), None, None, 0
+            if inside(directory, CONTRACT).exists():
+                raw = read_json_object(inside(directory, CONTRACT))
+                config = read_json_object(inside(directory, CONFIG))
+                vocab_size = ModelConfig.from_dict(config, str(directory / CONFIG)).vocab_size
+        if raw is None:
             raise InputError(
                 f"{directory}: expected contract.json, found none: a stock checkpoint; adapt it with "
                 f"python -m experiments.adapt --base {directory} --out DIR"
             )
-        raw = read_json_object(path)
-        config = ModelConfig.from_dict(
-            read_json_object(inside(directory, "config.json")), str(directory / "config.json")
-        )
-        return cls.from_parts(raw, inside(directory, "tokenizer.json"), config.vocab_size, str(path))
+        where = str(directory / CONTRACT)
+        rules = rules or RoleRules.from_contract(raw, where)
+        return cls._from_parts(raw, rules, inside(directory, TOKENIZER), vocab_size, where)
 
     @classmethod
-    def from_parts(cls, raw: dict[str, Any], tokenizer: Path, vocab_size: int, where: str) -> "Contract":
+    def _from_parts(
+        cls, raw: dict[str, Any], rules: RoleRules, tokenizer: Path, vocab_size: int, where: str
+    ) -> "Contract":
         """From contract.json's object, the path of tokenizer.json and the rows of the output head."""
         unknown = sorted(set(raw) - KEYS)
         if unknown:
@@ -74,15 +81,7 @@ class Contract:
         open_ids, close_ids = tuple(ids[:NUM_ROLES]), tuple(ids[NUM_ROLES:])
         eligible = ordinary.repeat(NUM_ROLES, 1)
         eligible[list(range(NUM_ROLES)), list(close_ids)] = True
-        return cls(
-            open_ids,
-            close_ids,
-            _caps(raw.get("caps", {}), where),
-            RoleRules.from_contract(raw, where),
-            codec,
-            ordinary,
-            eligible,
-        )
+        return cls(open_ids, close_ids, _caps(raw.get("caps", {}), where), rules, codec, ordinary, eligible)
 
     def meaning(self) -> dict[str, Any]:
         """Returns what a list of tokens means under this contract, whatever the bytes of its files: vocabulary, merges,
@@ -92,15 +91,15 @@ class Contract:
         return {**self.codec.meaning(), "delimiters": delimiters, "ordinary_ids_sha256": ordinary}
 
     def is_ordinary(self, token: int) -> bool:
-        """May stand inside a block: defined by the tokenizer, no delimiter, not ineligible."""
+        """Returns whether `token` may stand inside a block."""
         return 0 <= token < self.ordinary.numel() and bool(self.ordinary[token])
 
     def suffix_limit(self) -> int:
-        """The longest suffix in tokens: merge content and close, answer open, content and close."""
+        """Returns the longest suffix in tokens: merge content and close, answer open, content and close."""
         return _number(self.caps[4]) + _number(self.caps[5]) + 3
 
     def prefix_limit(self, prompt_length: int) -> int:
-        """The longest prefix after a prompt block of `prompt_length` tokens, delimiters included."""
+        """Returns the longest prefix after a prompt block of `prompt_length` tokens, delimiters included."""
         return prompt_length + sum(_number(cap) + 2 for cap in self.caps[1:4]) + 1
 
 
@@ -110,7 +109,7 @@ def _number(cap: int | None) -> int:
 
 
 def delimiter_names(contract: dict[str, Any], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The opening and the closing delimiters of contract.json's object, by raw role; absent keys take the defaults."""
+    """Returns opening and closing delimiters of contract.json's object by raw role; absent keys take the defaults."""
     raw = contract.get("delimiters", {})
     if not isinstance(raw, dict) or set(raw) - {"open", "close"}:
         raise refuse(f"{where}: delimiters", "an object with 'open' and 'close'", raw)
@@ -118,7 +117,7 @@ def delimiter_names(contract: dict[str, Any], where: str) -> tuple[tuple[str, ..
     for key, default in (("open", OPEN), ("close", CLOSE)):
         names = raw.get(key, list(default))
         if not isinstance(names, list) or len(names) != NUM_ROLES or not all(isinstance(n, str) and n for n in names):
-            raise refuse(f"{where}: delimiters.{key}", "six names, one a role", names)
+            raise refuse(f"{where}: delimiters.{key}", "six names, one per role", names)
         both.append(tuple(names))
     if len({*both[0], *both[1]}) != 2 * NUM_ROLES:
         raise refuse(f"{where}: delimiters", "twelve different names", [*both[0], *both[1]])
@@ -142,8 +141,10 @@ def _template(raw: Any, where: str) -> str:
 
 
 def _ordinary(codec: TextCodec, delimiters: list[int], ineligible: Any, vocab_size: int, where: str) -> Tensor:
-    """Defined ids, less delimiters, less the other special tokens. A contract's `ineligible_ids` takes the place of the
-    last: an empty list makes them eligible."""
+    """Returns bool [V]: the defined ids without delimiters and without the other special tokens.
+
+    A contract's `ineligible_ids` replaces the ban on special tokens: an empty list makes them eligible.
+    """
     if ineligible is not None and (
         not isinstance(ineligible, list) or any(type(i) is not int or not 0 <= i < vocab_size for i in ineligible)
     ):

@@ -8,7 +8,7 @@ due and is sent what the step computed. `alone` runs the steps of one request, w
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from decode.state import State, content_of
 from decode.stepper import Stepper, make_ready
 from decode.structure import Structure, advance, forced
 from minimodel.bits import RowFailure, require_equal_copies, require_finite
-from minimodel.decoder import Decoder, Observe
+from minimodel.decoder import Cache, Decoder, Observe
 from minimodel.errors import InputError
 from minimodel.roles import ANSWER, MERGE, ROLE_NAMES
 
@@ -73,8 +73,22 @@ T = TypeVar("T")
 Steps = Generator[Step, Stepped, T]  # a RowFailure of the choice is thrown in where the step was yielded
 
 
+class SuffixCache(Cache, Protocol):
+    """What the suffix decoder needs of a boundary's cache (`cache.KVCache`)."""
+
+    batch: int
+
+    def copy(self, capacity: int) -> "SuffixCache":
+        """Returns a copy with room for `capacity` tokens."""
+        ...
+
+    def require_equal_copies(self) -> None:
+        """RowFailure where the physical copies differ."""
+        ...
+
+
 class BoundaryLike(Protocol):
-    """What the suffix decoder needs of a boundary: read only, never written."""
+    """What the suffix decoder needs of a boundary (`cache.Boundary`), which it does not write."""
 
     @property
     def state(self) -> State: ...
@@ -83,7 +97,7 @@ class BoundaryLike(Protocol):
     @property
     def record(self) -> FunctionalRecord: ...
     @property
-    def cache(self) -> Any: ...
+    def cache(self) -> SuffixCache: ...
 
 
 def choose(logits: Tensor, eligible: Tensor) -> tuple[int, float]:

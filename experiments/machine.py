@@ -137,7 +137,7 @@ def step_seconds(model: Decoder, contract: Contract) -> float:
 def main(checkpoint: Path, device: str, threads: int, as_json: bool, out: Path) -> None:
     def body() -> int:
         opened = open_checkpoint(checkpoint)
-        document = machine(opened, Contract.load(checkpoint), device, threads)
+        document = machine(opened, Contract.load(opened), device, threads)
         text = json.dumps(document, indent=1, allow_nan=False)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, text + "\n")

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,24 +22,21 @@ from minimodel.roles import NUM_ROLES, RoleRules
 from minimodel.safetensors_file import TensorEntry, count_changed, require_float, table_of_contents
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-ROLE_TABLE, ROLE_PICKLE, CONTRACT, TOKENIZER = (
-    "role_embedding.safetensors",
-    "role_embedding.pt",
-    "contract.json",
-    "tokenizer.json",
-)
+ROLE_TABLE, ROLE_PICKLE = "role_embedding.safetensors", "role_embedding.pt"
+CONTRACT, TOKENIZER = "contract.json", "tokenizer.json"
 
 SHOWN = 12  # tensors named in a warning
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a directory holds, checked."""
+    """The checked contents of a directory. Each small file is read once, here."""
 
     directory: Path
     config: ModelConfig
     tensors: dict[str, TensorEntry]  # by name
-    contract: dict | None  # the object of contract.json; None for a stock checkpoint (no role table, no contract)
+    contract: dict[str, Any] | None  # contract.json's object; None for a stock checkpoint (no role table, no contract)
+    rules: RoleRules | None  # of that object
     warnings: tuple[str, ...]  # notes for the manifest
     files: dict[str, Identity | None]  # every file that decides a bit, as it was before the first was read
     changed: dict[tuple[str, torch.dtype], int] = field(default_factory=dict)  # values changed by a cast, as measured
@@ -92,10 +90,10 @@ def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
             raise refuse(f"{tensors[name].path}: shape of {name}", str(list(shape)), list(tensors[name].shape))
     if config.tie_word_embeddings and "lm_head.weight" in tensors:
         warnings.append("tie_word_embeddings is true but the file holds lm_head.weight: the file's head is used")
-    contract = None if stock else _role_files(directory, config, tensors)
+    contract, rules = (None, None) if stock else _role_files(directory, config, tensors)
     for entry in tensors.values():
         require_float(entry)
-    return Checkpoint(directory, config, tensors, contract, tuple(warnings), files)
+    return Checkpoint(directory, config, tensors, contract, rules, tuple(warnings), files)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -144,8 +142,10 @@ def _weights(directory: Path) -> dict[str, TensorEntry]:
     return {name: tables[path][name] for name, path in paths.items()}
 
 
-def _role_files(directory: Path, config: ModelConfig, tensors: dict[str, TensorEntry]) -> dict | None:
-    """Adds the role table to `tensors` and returns contract.json's object; both files or neither."""
+def _role_files(
+    directory: Path, config: ModelConfig, tensors: dict[str, TensorEntry]
+) -> tuple[dict[str, Any], RoleRules] | tuple[None, None]:
+    """Adds the role table to `tensors` and returns contract.json's object and role rules; both files or neither."""
     table, contract = inside(directory, ROLE_TABLE), inside(directory, CONTRACT)
     if not table.exists() and (directory / ROLE_PICKLE).exists():
         raise InputError(
@@ -155,7 +155,7 @@ def _role_files(directory: Path, config: ModelConfig, tensors: dict[str, TensorE
     if table.exists() != contract.exists():
         raise InputError(f"{directory}: expected {ROLE_TABLE} and {CONTRACT} together, found only one of them")
     if not table.exists():
-        return None
+        return None, None
     entries = table_of_contents(table)
     if set(entries) != {"weight"}:
         raise refuse(f"{table}: tensors", "one, named 'weight'", sorted(entries))
@@ -164,10 +164,11 @@ def _role_files(directory: Path, config: ModelConfig, tensors: dict[str, TensorE
         raise refuse(f"{table}: shape of weight", f"[rows, {config.hidden_size}]", list(entry.shape))
     raw = read_json_object(contract)
     tensors["role_embedding.weight"] = entry
-    needed = RoleRules.from_contract(raw, str(contract)).role_offset + NUM_ROLES
+    rules = RoleRules.from_contract(raw, str(contract))
+    needed = rules.role_offset + NUM_ROLES
     if entry.shape[0] < needed:
         raise refuse(f"{table}: rows", f"at least {needed}: role_offset plus six roles", entry.shape[0])
-    return raw
+    return raw, rules
 
 
 def file_digests(checkpoint: "str | Path | Checkpoint") -> dict[str, str]:

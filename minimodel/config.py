@@ -1,20 +1,9 @@
-"""`config.json` of a Qwen2.5 checkpoint: what the decoder needs, and a refusal by name of all it does not implement."""
+"""`config.json` of a Qwen2.5 checkpoint: the decoder's shape. Below: every feature not implemented is refused by name."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from minimodel.errors import InputError, refuse
-
-LARGEST = {  # far above any Qwen2.5; a hostile config is refused before anything is allocated
-    "vocab_size": 1 << 22,
-    "hidden_size": 1 << 16,
-    "intermediate_size": 1 << 18,
-    "num_hidden_layers": 1 << 10,
-    "num_attention_heads": 1 << 10,
-    "num_key_value_heads": 1 << 10,
-    "head_dim": 1 << 10,
-    "max_position_embeddings": 1 << 24,
-}
 
 
 @dataclass(frozen=True)
@@ -68,6 +57,18 @@ class ModelConfig:
             max_position_embeddings=_size(raw, "max_position_embeddings", where),
             tie_word_embeddings=_flag(raw, "tie_word_embeddings", False, where),
         )
+
+
+LARGEST = {  # far above any Qwen2.5; a hostile config is refused before anything is allocated
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 16,
+    "intermediate_size": 1 << 18,
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 10,
+    "num_key_value_heads": 1 << 10,
+    "head_dim": 1 << 10,
+    "max_position_embeddings": 1 << 24,
+}
 
 
 def _size(raw: dict[str, Any], key: str, where: str) -> int:

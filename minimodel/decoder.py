@@ -188,7 +188,7 @@ class Decoder:
         return out
 
     def mlp(self, i: int, layer: Layer, normed: Tensor, note: Observe) -> Tensor:
-        """SwiGLU, down(silu(gate(x)) * up(x)): [B, T, E] -> [B, T, E]; silu and product each round to the model dtype."""
+        """SwiGLU, [B, T, E] -> [B, T, E]: down(silu(gate(x)) * up(x)); silu and product each round to the dtype."""
         name = f"layers.{i}.mlp."
         gate, up = layer.gate_up_proj(normed)  # [B, T, I]
         note(name + "gate_proj", gate)
@@ -200,7 +200,7 @@ class Decoder:
         return down
 
     def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:
-        """[B, T, E] -> [B, T, V] in the model dtype, so that argmax sees the model's rounding; on the embedding's device."""
+        """[B, T, E] -> [B, T, V] in the model dtype, whose rounding argmax sees, on the embedding's device."""
         # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but makes it one
         # product of B rows where parameters require gradients, as transformers' do; in FP32 the two differ in bits
         logits = self.lm_head(hidden_states.contiguous()).to(self.embed_tokens.device)  # [B, T, V]

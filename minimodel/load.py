@@ -13,9 +13,8 @@ from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 from minimodel.numerics import KERNELS, NumericContract
 from minimodel.placement import place_of, placement
-from minimodel.roles import RoleRules
 from minimodel.safetensors_file import TensorEntry, read_into
-from minimodel.selfcheck import prove, require_usable
+from minimodel.selfcheck import require_invariant, require_usable
 
 
 def load_model(directory: str | Path, numeric: NumericContract, copies: int = 2) -> Decoder:
@@ -40,11 +39,8 @@ def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
     changed since it was opened.
     """
     if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
-        prove(numeric, checkpoint.config)
-    rules = None
-    if checkpoint.contract is not None:
-        rules = RoleRules.from_contract(checkpoint.contract, str(checkpoint.directory / "contract.json"))
-    decoder = Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, rules)
+        require_invariant(numeric, checkpoint.config)
+    decoder = Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, checkpoint.rules)
     checkpoint.require_unchanged()
     return decoder
 

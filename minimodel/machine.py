@@ -17,6 +17,7 @@ import torch
 PROC = Path("/proc")
 LIBRARIES = ("safetensors", "tokenizers", "numpy", "scipy", "click")
 BUILDS = {"mkl": "Math Kernel Library", "onednn": "MKL-DNN", "openmp": "OpenMP"}  # as torch.__config__ names them
+CPU_PARTS = {"family": "cpu family", "model": "model", "stepping": "stepping"}
 CUDA_PARTS = ("nvidia-cublas", "nvidia-cuda-runtime", "nvidia-cudnn")  # wheels whose versions are recorded
 
 # Environment variables that can move bits, found in the documents of torch, oneDNN, MKL, OpenMP, cuBLAS and glibc and
@@ -24,30 +25,14 @@ CUDA_PARTS = ("nvidia-cublas", "nvidia-cuda-runtime", "nvidia-cudnn")  # wheels 
 PREFIXES = ("MKL_", "ONEDNN_", "DNNL_")  # instruction sets, reproducibility, threads, precision, shortcuts
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",  # torch's own kernels: default, avx2, avx512
-    "CUBLASLT_WORKSPACE_SIZE",
-    "CUBLAS_EMULATION_STRATEGY",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "DISABLE_ADDMM_CUDA_LT",
-    "GLIBC_TUNABLES",  # hides CPU features from libm, whose functions finish what vectors leave over
-    "INTEL_ISA_DISABLE",
-    "KMP_DETERMINISTIC_REDUCTION",
-    "KMP_DYNAMIC_MODE",
+    "GLIBC_TUNABLES",  # hides CPU features from libm, whose scalar functions finish the tails of vectors
     "LD_PRELOAD",  # another OpenMP, libm or allocator
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_DYNAMIC",
-    "OMP_MAX_ACTIVE_LEVELS",
-    "OMP_SCHEDULE",
-    "OMP_THREAD_LIMIT",
-    "OPENBLAS_CORETYPE",
-    "OPENBLAS_NUM_THREADS",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TORCH_BLAS_PREFER_CUBLASLT",
-    "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
-    "TORCH_CUDNN_V8_API_DISABLED",
-    "TORCH_LINEAR_FLATTEN_3D",
-    "TORCH_MKLDNN_MATMUL_MIN_DIM",
-    "TORCH_MKLDNN_MATMUL_MIN_SIZE",
-    "VECLIB_MAXIMUM_THREADS",
+    *["CUBLASLT_WORKSPACE_SIZE", "CUBLAS_EMULATION_STRATEGY", "CUBLAS_WORKSPACE_CONFIG", "DISABLE_ADDMM_CUDA_LT"],
+    *["INTEL_ISA_DISABLE", "KMP_DETERMINISTIC_REDUCTION", "KMP_DYNAMIC_MODE", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC"],
+    *["OMP_MAX_ACTIVE_LEVELS", "OMP_SCHEDULE", "OMP_THREAD_LIMIT", "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS"],
+    *["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_USE_HEURISTIC_MODE_B"],
+    *["TORCH_CUDNN_V8_API_DISABLED", "TORCH_LINEAR_FLATTEN_3D", "TORCH_MKLDNN_MATMUL_MIN_DIM"],
+    *["TORCH_MKLDNN_MATMUL_MIN_SIZE", "VECLIB_MAXIMUM_THREADS"],
 )
 
 
@@ -87,9 +72,6 @@ def cpu_model() -> str:
     name = fields.get("model name") or platform.processor() or platform.machine()
     parts = [f"{key} {fields[full]}" for key, full in CPU_PARTS.items() if full in fields]
     return f"{name} ({', '.join(parts)})" if parts else name
-
-
-CPU_PARTS = {"family": "cpu family", "model": "model", "stepping": "stepping"}
 
 
 def parallel_threads() -> int:

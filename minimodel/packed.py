@@ -71,7 +71,8 @@ class PackedMaps:
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         if self.counts is None or x.numel() // x.shape[-1] in self.counts:
-            return self.run(x).split(self.widths, dim=-1)
+            maps: Sequence[Tensor] = self.run(x).split(self.widths, dim=-1)
+            return maps
         return _apart(x, self.run.weight(), self.run.bias, self.widths)
 
 
@@ -134,11 +135,13 @@ class PackedWeight:
         self._call = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self._call(rows, self.packed, self.bias, "none", [], "")
+        out: Tensor = self._call(rows, self.packed, self.bias, "none", [], "")
+        return out
 
     def weight(self) -> Tensor:
         """Returns the plain weight [out, in] bit for bit: reordering loses nothing."""
-        return self.packed.to_dense()
+        plain: Tensor = self.packed.to_dense()
+        return plain
 
 
 def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> list[Tensor]:

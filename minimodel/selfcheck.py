@@ -1,8 +1,8 @@
 """The checks at load, on one random layer of the model's own shapes: equal copies, and invariant kernels.
 
-Every kernel must give two equal copies of a request equal bits; a library may not, where its sums follow the alignment
-of each thread's memory. Invariant kernels check their own products as they are made (`proof`); here the layer that
-they stand in is checked, with everything between them: norms, rotation, SiLU, residual sums, and how the calls are cut.
+Every kernel must give two equal copies of a request equal bits. A library may not, where its sums follow the alignment
+of each thread's memory. Invariant kernels check their own products when they are made (`invariant.checks`); here the
+layer around them is checked too: norms, rotation, SiLU, residual sums, and how the calls are cut.
 """
 
 import math
@@ -34,7 +34,7 @@ REPRODUCIBLE = {"MKL_CBWR": "AUTO"}  # MKL's conditional numerical reproducibili
 
 
 def require_usable(numeric: NumericContract, config: ModelConfig) -> None:
-    """Checks that rows can be decoded under this contract here; puts it in force.
+    """Puts the contract in force and checks that rows can be decoded under it on this device.
 
     CopiesDiffer, or InputError for a kernel that this device does not have, names the step and what works instead.
     """
@@ -45,7 +45,7 @@ def require_usable(numeric: NumericContract, config: ModelConfig) -> None:
         numeric.apply()
         raise (CopiesDiffer if again else InputError)(f"{fault}; {_remedy(numeric, config, again)}")
     if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
-        prove(numeric, config)
+        require_invariant(numeric, config)
 
 
 def _remedy(numeric: NumericContract, config: ModelConfig, again: bool) -> str:
@@ -123,7 +123,7 @@ def _random_cache(numeric: NumericContract, config: ModelConfig, length: int) ->
 
 
 @lru_cache(maxsize=8)
-def prove(numeric: NumericContract, config: ModelConfig) -> None:
+def require_invariant(numeric: NumericContract, config: ModelConfig) -> None:
     """Checks that invariant kernels are invariant here; InputError with `invariance_fault`'s text where not."""
     assert (numeric.attention, numeric.linear) == KERNELS["invariant"], "only invariant kernels claim invariance"
     if fault := invariance_fault(numeric, config):
@@ -158,7 +158,7 @@ def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
 
 
 def _chunks(config: ModelConfig) -> list[tuple[int, int]]:
-    """Cuts of the call: single tokens at every kind of place, and chunks over the edges of row tiles and key blocks."""
+    """Returns (start, stop) per part of the call: single tokens, and chunks across edges of row tiles and key blocks."""
     small = max(1, ROW_TILES[0] // config.num_key_value_groups)
     large = max(1, ROW_TILES[1] // config.num_key_value_groups)
     singles = [0, 5, 6, 37, KEY_BLOCK - 1, KEY_BLOCK, LENGTH - 1]
@@ -167,7 +167,7 @@ def _chunks(config: ModelConfig) -> list[tuple[int, int]]:
 
 
 class _Held:
-    """A cache of one layer that starts from the first `start` tokens of an earlier run."""
+    """A cache of one layer that holds the first `start` tokens of an earlier run."""
 
     def __init__(self, whole: dict[str, Tensor] | None, start: int, copies: int) -> None:
         self.start, self.whole, self.copies = start, whole, copies
@@ -187,7 +187,7 @@ class _Held:
 def _steps(
     model: Decoder, tokens: Tensor, mask: Tensor, whole: dict[str, Tensor] | None, start: int
 ) -> dict[str, Tensor]:
-    """Every observed step of tokens [B, stop] from `start` on, the logits, and the K/V held after it."""
+    """Returns every observed step of tokens [B, stop] from `start` on, the logits, and the K/V held after the call."""
     copies, stop = tokens.shape
     found: dict[str, Tensor] = {}
     cache = _Held(whole, start, copies)
@@ -225,7 +225,7 @@ def _kernel(step: str, numeric: NumericContract) -> str:
 
 
 def _random_layer(numeric: NumericContract, config: ModelConfig, vocabulary: int) -> Decoder:
-    """One layer of the model's shapes over `vocabulary` tokens, every parameter random; the head is tied."""
+    """Returns one layer of the model's shapes over `vocabulary` tokens, every parameter random, the head tied."""
     config = replace(config, num_hidden_layers=1, vocab_size=vocabulary, tie_word_embeddings=True)
     numeric = replace(numeric, device=numeric.device.split(",")[0])
     generator = torch.Generator().manual_seed(5)

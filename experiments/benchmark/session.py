@@ -42,7 +42,7 @@ def benchmark(options: BenchOptions) -> dict[str, Any]:
     """benchmark.json's object. InputError before anything is measured."""
     numeric, parts = options.numeric, options.parts
     checkpoint = open_checkpoint(options.checkpoint)
-    contract, config = Contract.load(options.checkpoint), checkpoint.config
+    contract, config = Contract.load(checkpoint), checkpoint.config
     lengths = asked(options, config.max_position_embeddings)
     tasks, _ = load_tasks(options.tasks, 1)
     prompts = prompt_states(tasks, contract, config.max_position_embeddings, options.tasks) if "row" in parts else []

@@ -90,7 +90,7 @@ def open_bank_session(
     """
     numeric = numeric or {dtype: options.numeric(dtype) for dtype in dtypes}
     checkpoint = open_checkpoint(options.checkpoint)  # first: whatever is read later is held to what it found
-    contract = Contract.load(options.checkpoint)
+    contract = Contract.load(checkpoint)
     notes: list[str] = []
     if same_weights:
         require_own_checkpoint(bank, options.checkpoint)

@@ -48,7 +48,7 @@ def open_session(experiment: str, options: RunOptions, dtype: str) -> Session:
     """Opens and checks everything. InputError for the first kind of fault, listing every row it touches."""
     numeric = options.numeric(dtype)
     checkpoint = open_checkpoint(options.checkpoint)  # first: whatever is read later is held to what it found
-    contract = Contract.load(options.checkpoint)
+    contract = Contract.load(checkpoint)
     assert options.tasks is not None, "this experiment reads tasks"
     tasks, data = load_tasks(options.tasks, options.limit)
     prompts = prompt_states(tasks, contract, checkpoint.config.max_position_embeddings, options.tasks)

@@ -1,17 +1,17 @@
-"""The batch-invariant attention kernel: a query's bits depend on its own row and the keys it may see, and no more.
+"""The batch-invariant attention kernel: a query's bits depend only on its own row and the keys that it may attend to.
 
-Not on how many other queries, copies or later keys the call holds, nor on threads. How each step keeps that:
+They do not depend on other queries, copies, later keys or threads. How each step ensures that:
 
-- Keys lie in blocks of KEY_BLOCK slots, counted from slot 0, the last one zero-padded; query rows lie in tiles of a
-  fixed size. Every product is one GEMM shape, tile x D x block or tile x block x D, proven on this device to give a row
-  the same bits in any place of the tile, for any number of blocks, and in tiles of either size.
-- The maximum runs over all allowed keys, and a maximum is exact in any order.
+- Keys lie in blocks of KEY_BLOCK slots counted from slot 0, the last one zero-padded. Query rows lie in tiles of fixed
+  size. So every product has one shape, tile x D x block or tile x block x D, and `checks.place_does_not_matter` holds
+  for it: a row has the same bits at any place in the tile, for any number of blocks, and in tiles of both sizes.
+- The maximum runs over all allowed keys; a maximum is exact in any order.
 - Each block's sum of weights runs over KEY_BLOCK entries of one contiguous row, zeros included.
 - The blocks' sums and products are added by a binary tree over the absolute block index, (0+1)+(2+3), ...: further keys
   only add exact zeros, or a level on top.
 
-So a block that no query of a tile may see can be left out. What counts is a key's slot: tokens that another call shifts
-to other slots (padding in front of them) meet other blocks, and may get other bits.
+So a block that no query of a tile may attend to can be left out. Slots count, not tokens: padding in front of a token
+shifts it to another slot, perhaps another block, and may change its bits.
 """
 
 from functools import lru_cache
@@ -30,9 +30,9 @@ ROW_TILES = (16, 256)  # rows = query tokens x the heads that share a key/value 
 
 
 def blocked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """The `attend` signature of `attention`: query [B, H, T, D], keys and values [B, H_kv, S, D] -> [B, T, H, D].
+    """An attention kernel (`minimodel.attention`): query [B, H, T, D], keys and values [B, H_kv, S, D] -> [B, T, H, D].
 
-    A row that may attend to nothing gives zeros. InputError where the device cannot keep the property.
+    A query that may attend to nothing gives zeros. InputError where no tile size passes its check on this device.
     """
     batch, heads, length, head_dim = query.shape
     kv_heads, key_length = keys.shape[1:3]
@@ -44,7 +44,7 @@ def blocked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
     tokens = tile // groups
     if tokens == 0:
         raise InputError(
-            f"attention kernel blocked: expected at most {tile} query heads a key/value head, found {groups}"
+            f"attention kernel blocked: expected at most {tile} query heads per key/value head, found {groups}"
         )
     keys, values = whole_blocks(keys), whole_blocks(values)
     # [B or 1, 1, T, S] -> [blocks, B or 1, 1, T, 1, KEY_BLOCK]; the padding is forbidden too
@@ -77,17 +77,18 @@ def whole_blocks(x: Tensor) -> Tensor:
 
 
 def _reach(forbidden: Tensor) -> int:
-    """How many blocks, from the first, hold a key that some row of the tile may see; at least one."""
+    """Returns the number of blocks up to the last that a row of the tile may attend to; at least one."""
     seen = (~forbidden.flatten(1).all(dim=1)).nonzero()
     return int(seen[-1]) + 1 if len(seen) else 1
 
 
 def _tile(query: Tensor, keys: Tensor, values: Tensor, forbidden: Tensor, tile: int, scaling: float) -> Tensor:
-    """One tile of rows over blocks of keys: query [B, H_kv, t, groups, D] -> the same shape."""
+    """One tile of rows over blocks of keys: query [B, H_kv, t, groups, D] -> the same shape, t tokens."""
     batch, kv_heads, tokens, groups, head_dim = query.shape
     blocks, pairs, used = keys.shape[0], batch * kv_heads, tokens * groups
     rows = F.pad(query.reshape(1, pairs, used, head_dim), (0, 0, 0, tile - used))
     rows = rows.expand(blocks, pairs, tile, head_dim).reshape(blocks * pairs, tile, head_dim)
+    # [blocks * B * H_kv, tile, D] times [.., D, KEY_BLOCK] -> [.., tile, KEY_BLOCK]
     scores = torch.bmm(rows, keys.flatten(0, 2).transpose(1, 2))
     # the softmax sees at least FP32; each score was rounded to the model dtype, as in `eager`
     wide = at_least_fp32(query.dtype)
@@ -101,14 +102,14 @@ def _tile(query: Tensor, keys: Tensor, values: Tensor, forbidden: Tensor, tile: 
     out = add_tree(parts.to(wide).view(blocks, batch, kv_heads, tile, head_dim))
     # a live row's total is at least exp(0) = 1, so the clamp only turns a dead row's 0/0 into 0
     out = out / total.clamp_(min=1.0)[..., None]
-    return out[:, :, :used].to(query.dtype).unflatten(2, (tokens, groups))
+    return out[:, :, :used].to(query.dtype).view(batch, kv_heads, tokens, groups, head_dim)
 
 
 def add_tree(x: Tensor) -> Tensor:
-    """The sum over axis 0 by a binary tree over the index: index 2i with 2i + 1, then the results alike.
+    """Returns the sum over axis 0 by a binary tree over the index: 2i with 2i + 1, then the same on the results.
 
-    An index without a partner is added to nothing, which is its value plus an exact zero. Only a zero's sign could tell
-    the two apart, and the last step makes every zero positive.
+    An index without a partner is carried up unchanged, equal to adding 0 except for the sign of a zero; the last step
+    makes every zero positive.
     """
     while x.shape[0] > 1:
         even = x.shape[0] // 2 * 2
@@ -119,10 +120,10 @@ def add_tree(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def row_tiles(dtype: torch.dtype, head_dim: int, device: torch.device, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """The tile sizes in use: the smallest, and those proven to give its bits; InputError when even that one fails."""
+    """Returns the tile sizes in use: the smallest, and those that give its bits. InputError if the smallest fails."""
     good = []
     for tile in ROW_TILES:
-        if _proven(dtype, head_dim, device, tile):
+        if _keeps_bits(dtype, head_dim, device, tile):
             good.append(tile)
         elif tile == ROW_TILES[0]:
             kind = f"{dtype} on {device}, threads {counts}"
@@ -132,8 +133,8 @@ def row_tiles(dtype: torch.dtype, head_dim: int, device: torch.device, counts: t
     return tuple(good)
 
 
-def _proven(dtype: torch.dtype, head_dim: int, device: torch.device, tile: int) -> bool:
-    """Both products: each row the same bits in any place, for one block and several, and as in the smallest tile."""
+def _keeps_bits(dtype: torch.dtype, head_dim: int, device: torch.device, tile: int) -> bool:
+    """Checks both products: a row has the smallest tile's bits at any place, for one block and several."""
     for width, out in ((head_dim, KEY_BLOCK), (KEY_BLOCK, head_dim)):
         x, weight = cancelling(ROW_TILES[-1], width, 6 * out, dtype, device)
         blocks = weight.view(6, out, width).transpose(1, 2)  # the scores read the keys so, transposed

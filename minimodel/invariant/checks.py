@@ -1,8 +1,8 @@
-"""Proofs, by trial on the device at hand, that a function of rows gives each row the same bits in any company.
+"""Checks by samples, on this device, that a function of rows gives a row the same bits whatever the rest of the call.
 
-A library chooses the order of its sums by shape, thread count and sometimes by the row's place, never by the numbers.
-Ordinary numbers hide most of a difference in order, since the result is rounded to 8 or 11 bits afterwards. So the
-proofs use sums that cancel to nothing: what comes out is the rounding error itself, an order's fingerprint.
+A library chooses the order of its sums by shape, by thread count and sometimes by a row's place, never by the numbers.
+With ordinary numbers most differences in order disappear when the result is rounded to 8 or 11 bits. So the checks use
+sums whose exact value is 0: the result is the rounding error itself, which differs between orders.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,13 +17,13 @@ Rows = Callable[[Tensor], Tensor]  # [n, in] -> [n, out], row by row
 
 
 def thread_counts() -> tuple[int, ...]:
-    """The counts under which a proof must hold: one, two, and the one in force."""
+    """Returns the thread counts under which a check must hold: one, two, and the one in force."""
     return tuple(sorted({1, 2, torch.get_num_threads()}))
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """`count` threads inside, the caller's count again afterwards."""
+    """Sets `count` threads inside the block and the caller's count afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -35,7 +35,7 @@ def threads(count: int) -> Iterator[None]:
 def cancelling(
     rows: int, width: int, out: int, dtype: torch.dtype, device: torch.device, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """x [rows, width] and weight [out, width] whose every exact product x . w is 0, of terms from 2^-16 to 2^16 or so.
+    """Returns x [rows, width] and weight [out, width]: each exact product x . w is 0, its terms about 2^-16 to 2^16.
 
     Columns go in random pairs: equal in x, opposite in the weight. An odd column is zero.
     """
@@ -52,15 +52,15 @@ def cancelling(
 
 
 def in_tiles(function: Rows, x: Tensor, tile: int) -> Tensor:
-    """function over x [n, in], n a multiple of `tile`, in calls of exactly `tile` rows: [n, out]."""
+    """Returns function over x [n, in], n a multiple of `tile`, in calls of exactly `tile` rows: [n, out]."""
     return torch.cat([function(x[start : start + tile]) for start in range(0, x.shape[0], tile)])
 
 
 def place_does_not_matter(function: Rows, x: Tensor, tile: int, expected: Tensor) -> bool:
-    """In calls of `tile` rows each row of x has `expected`'s bits, whatever its place, its neighbours, the threads.
+    """Returns whether in calls of `tile` rows each row of x has `expected`'s bits at every place tried.
 
-    Tried per thread count on three calls: the first rows of x in order, a shuffle of all rows, and that shuffle turned
-    by an odd step and padded with zero rows.
+    Per thread count it tries three calls: the first rows of x in order, a random choice of rows, and two thirds of that
+    choice, rotated by an odd step and padded with zero rows.
     """
     order = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(1), device="cpu")[:tile].to(x.device)
     turned = order.roll(tile // 2 + 1)[: -(-tile * 2 // 3)]

@@ -1,9 +1,8 @@
-"""The batch-invariant linear kernel: every row meets one GEMM shape, proven to treat all its rows alike.
+"""The batch-invariant linear kernel: rows are computed in calls of fixed sizes.
 
-A library sums a row's products in an order that it picks by the number of rows (oneDNN's BF16 changes at 33 rows on a
-CPU with AMX, MKL's FP32 at 2 and at about 16) and, with several threads, by the row's place in the call. So rows go in
-tiles of a fixed size, the last padded with zero rows, and a tile is used only after `proof` has shown on this device
-that neither place nor threads matter in it. Calls of other sizes are used too where the proof finds the tile's bits.
+A library picks the order of a row's sums by the number of rows in the call and, with several threads, by the row's
+place. So rows go in tiles of a fixed size, the last one padded with zero rows. A tile size is used only where
+`checks.place_does_not_matter` holds for it. Calls of other sizes in SIZES are used where they give the tile's bits.
 """
 
 from collections.abc import Callable
@@ -21,9 +20,9 @@ from minimodel.packed import PackedWeight, can_pack, trial
 CANDIDATES = (("packed", 32), ("plain", 32), ("plain", 8), ("plain", 1))
 SIZES = (2, 8, 32, 128, 512)
 FEW_ROWS = 32  # no candidate is larger, so more rows always fill some size
-PROOF_ROWS = (512, 128)  # as many as the largest size, where the weight is small enough for that many
-PROOF_PRODUCTS = 1 << 30
-FEWEST_PROOF_ROWS = 64
+CHECK_ROWS = (512, 128)  # rows of a check: the first number whose products with the weight are at most CHECK_PRODUCTS
+CHECK_PRODUCTS = 1 << 30
+FEWEST_ROWS = 64  # rows of a check where both are too many
 
 Plan = tuple[str, tuple[int, ...]]  # the primitive, and the call sizes that agree, ascending
 _PLANS: dict[tuple[object, ...], Plan] = {}  # by shape: an order of sums does not depend on the numbers
@@ -32,7 +31,7 @@ _PLANS: dict[tuple[object, ...], Plan] = {}  # by shape: an order of sums does n
 def tiled(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """weight [out, in], bias [out] or None -> a map [..., in] -> [..., out] whose rows keep their bits in any call.
 
-    InputError names the shape when nothing on this device can be proven invariant.
+    InputError names the shape where no candidate passes its check on this device.
     """
     primitive, sizes = _plan(weight, bias)
     return partial(_run, _rows_function(primitive, weight, bias), sizes)
@@ -45,12 +44,12 @@ def _rows_function(primitive: str, weight: Tensor, bias: Tensor | None) -> Rows:
 def _plan(weight: Tensor, bias: Tensor | None) -> Plan:
     shape = (tuple(weight.shape), bias is None, weight.dtype, weight.device, thread_counts())
     if shape not in _PLANS:
-        _PLANS[shape] = _prove(weight, bias)
+        _PLANS[shape] = _checked_plan(weight, bias)
     return _PLANS[shape]
 
 
-def _prove(weight: Tensor, bias: Tensor | None) -> Plan:
-    rows = next((n for n in PROOF_ROWS if n * weight.numel() <= PROOF_PRODUCTS), FEWEST_PROOF_ROWS)
+def _checked_plan(weight: Tensor, bias: Tensor | None) -> Plan:
+    rows = next((n for n in CHECK_ROWS if n * weight.numel() <= CHECK_PRODUCTS), FEWEST_ROWS)
     x, weight, bias = trial(weight, bias, rows)
     for primitive, tile in CANDIDATES:
         if primitive == "packed" and not can_pack(weight):
@@ -69,7 +68,7 @@ def _prove(weight: Tensor, bias: Tensor | None) -> Plan:
 
 
 def _run(function: Rows, sizes: tuple[int, ...], x: Tensor) -> Tensor:
-    """x [..., in], in calls of sizes that agree: few rows in one padded call, many in the largest that they fill."""
+    """Computes x [..., in] in calls of sizes that agree: few rows in one padded call, more in the largest full size."""
     rows = x.reshape(-1, x.shape[-1])
     count = rows.shape[0]
     if count in sizes and rows.data_ptr() % 64 == 0:  # a library may look at the alignment; torch allocates by 64

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from cache import digest
 from cache.digest import cache_sha256, tensor_sha256
 from cache.kv import KVCache
 from minimodel.bits import bits, same_bits
@@ -92,13 +90,7 @@ def one_after_the_other(cache: KVCache) -> str:
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 8])
-@pytest.mark.parametrize("small", [0, 1 << 22])
-def test_hashing_on_several_threads_gives_the_plain_digest(
-    length: int, small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compact or with room behind; more tensors than threads."""
-    monkeypatch.setattr(digest, "SMALL", small)
-    monkeypatch.setattr(digest, "cores", lambda: 3)
+def test_a_cache_with_room_behind_has_the_plain_digest(length: int) -> None:
     cache = filled(length, 8) if length else KVCache(2, 2, 2, 8, 4, torch.bfloat16, CPU)
     assert cache_sha256(cache) == cache_sha256(cache.copy()) == one_after_the_other(cache)
     if length:
@@ -107,25 +99,8 @@ def test_hashing_on_several_threads_gives_the_plain_digest(
         assert cache_sha256(other) == one_after_the_other(other) != cache_sha256(cache)
 
 
-@pytest.mark.parametrize("buffers", [1, 2, 9])
-def test_staging_buffers_are_given_back_and_hold_one_tensor_each(buffers: int) -> None:
-    """What an accelerator's tensors pass through, here from and to the same memory; sizes and dtypes differ."""
-    tensors = [random_tensor(2, n, 3, dtype=dtype) for n in range(7) for dtype in (torch.bfloat16, torch.float32)]
-    tensors[3] = tensors[3].transpose(0, 2)
-    with ThreadPoolExecutor(3) as pool:
-        found = digest._staged(pool, tensors, buffers)
-    assert [each.hex() for each in found] == [tensor_sha256(tensor) for tensor in tensors]
-    assert len(set(found)) == len(tensors)
-
-
-def test_a_worker_that_fails_is_heard() -> None:
-    with ThreadPoolExecutor(2) as pool, pytest.raises(KeyError):
-        digest._staged(pool, [torch.zeros(2, dtype=torch.complex128)], 1)  # 16 bytes: no integer of its width
-
-
-def test_a_large_cache_is_hashed_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 MB with room behind, on this thread, whose allocations the profiler sees."""
-    monkeypatch.setattr(digest, "SMALL", 1 << 62)
+def test_a_large_cache_is_hashed_where_it_lies() -> None:
+    """16 MB with room behind."""
     cache = KVCache(4, 2, 2, 4_000, 64, torch.bfloat16, CPU)
     cache._length = 3_999
     for _, _, tensor in cache.tensors():

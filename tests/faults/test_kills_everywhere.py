@@ -91,7 +91,7 @@ def test_an_experiment_survives_kills(small_study: Path, tmp_path: Path, name: s
 
 @pytest.mark.slow
 def test_causes_survives_kills_by_the_clock(small_study: Path, tmp_path: Path) -> None:
-    """A process of its own: its kernels are proven with several threads, which a forked child does not have."""
+    """A process of its own: its kernels are checked with several threads, which a forked child does not have."""
     given = [*map(str, inputs(small_study, *CAUSES))]
     start = [sys.executable, "-m", "experiments.causes", *given, "--out"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

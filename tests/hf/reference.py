@@ -32,8 +32,8 @@ class Reference:
         torch.nn.Module.to(self.model.eval(), self.device)
         self.config: ModelConfig = checkpoint.config
         self.rules, self.role_table = RoleRules(), None
-        if checkpoint.contract is not None:
-            self.rules = RoleRules.from_contract(checkpoint.contract)
+        if checkpoint.rules is not None:
+            self.rules = checkpoint.rules
             self.role_table = load_file(directory / ROLE_TABLE)["weight"].to(self.device, dtype)
         require_gradients_on(self.model)
         self._cache_name = versions.cache_argument(type(self.model.model).forward)

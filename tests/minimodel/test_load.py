@@ -165,7 +165,7 @@ def test_peak_memory_of_loading(tmp_path: Path) -> None:
     plain = peak("load_model", "bf16", "plain")
     assert plain <= 1.1 * stored + 300e6
     assert peak("load_model", "fp32", "plain") <= 1.1 * 2 * stored + 300e6
-    # packing holds one product's weights twice, its proof once more, the head's first; never all of them
+    # packing holds one product's weights twice, its check once more, the head's first; never all of them
     head = 2 * size["vocab_size"] * size["hidden_size"]
     assert peak("load_model", "bf16", "packed") < plain + 2 * head < plain + stored
     assert peak("load_file") > 1.1 * 2 * stored + 300e6, "the measurement must see a second copy"

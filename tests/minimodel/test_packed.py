@@ -1,4 +1,4 @@
-"""Linear kernels: `packed` against F.linear; `tiled` against itself in every company, F.linear being the control."""
+"""Linear kernels: `packed` against F.linear; `tiled` against itself in every call, F.linear being the control."""
 
 import random
 
@@ -46,7 +46,7 @@ def rows_that_change(function: tiled.Rows, x: Tensor, rows: list[int], seed: int
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tiled_rows_keep_their_bits_in_any_company(
+def test_tiled_rows_keep_their_bits_in_any_call(
     dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None
 ) -> None:
     x, weight = cancelling(300, shape[1], shape[0], dtype, CPU, seed=9)
@@ -72,7 +72,7 @@ def test_plain_rows_do_not_keep_theirs(fresh_threads: None) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_that_cancel_show_an_order_that_rounding_hides(dtype: torch.dtype) -> None:
-    """What the proofs rest on: two orders of the same terms differ in nearly every output, and every exact sum is 0."""
+    """What the checks rest on: two orders of the same terms differ in nearly every output, and every exact sum is 0."""
     x, weight = cancelling(40, 101, 60, dtype, CPU)
     assert not (x.to(torch.float64)[:, None] * weight.to(torch.float64)).sum(-1).abs().gt(1e-3).any()
     forward, backward = (
@@ -164,7 +164,7 @@ def test_packed_maps_of_one_input_have_the_bits_they_have_alone(
     assert joined(x[:6].view(2, 3, -1))[1].shape == (2, 3, widths[1])
 
 
-def test_maps_of_one_input_are_taken_alone_where_the_proof_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_of_one_input_are_taken_alone_where_the_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     require_packing(torch.bfloat16)
     monkeypatch.setattr(packed, "_EQUAL", {})
     monkeypatch.setattr(packed, "same_bits", lambda *_: False)
@@ -201,7 +201,7 @@ def test_packed_weight_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
     assert same_bits(packed.PackedWeight(weight, None).weight(), weight)
 
 
-def test_packed_falls_back_to_plain_where_the_proof_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_falls_back_to_plain_where_the_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     require_packing(torch.bfloat16)
     monkeypatch.setattr(packed, "_EQUAL", {})
     monkeypatch.setattr(packed, "same_bits", lambda *_: False)

@@ -16,7 +16,7 @@ from minimodel.config import ModelConfig
 from minimodel.layers import SILU_KERNELS, silu_in_steps
 from minimodel.linear import LINEAR_KERNELS
 from minimodel.packed import why_not_packed
-from minimodel.selfcheck import prove
+from minimodel.selfcheck import require_invariant
 from tests import THREADS
 from tests.conftest import numeric
 from tests.helpers import flip_bit, random_tensor, refused
@@ -31,24 +31,24 @@ def tiny_config() -> ModelConfig:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_invariant_kernels_pass(dtype: str) -> None:
-    prove(numeric(dtype, kernels="invariant", threads=max(THREADS, 2)), tiny_config())
+    require_invariant(numeric(dtype, kernels="invariant", threads=max(THREADS, 2)), tiny_config())
 
 
-def _prove_with(monkeypatch: pytest.MonkeyPatch, contract: NumericContract) -> None:
+def _check_with(monkeypatch: pytest.MonkeyPatch, contract: NumericContract) -> None:
     contract.apply()
-    prove.__wrapped__(contract, tiny_config())  # type: ignore[attr-defined]
+    require_invariant.__wrapped__(contract, tiny_config())  # type: ignore[attr-defined]
 
 
 def test_another_attention_under_the_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTENTION_KERNELS, "blocked", ATTENTION_KERNELS["repeat_kv"])
     with refused("self-check of attention kernel blocked", "self_attn.attention", "fp32", "copies"):
-        _prove_with(monkeypatch, numeric("fp32", kernels="invariant"))
+        _check_with(monkeypatch, numeric("fp32", kernels="invariant"))
 
 
 def test_another_linear_under_the_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LINEAR_KERNELS, "tiled", LINEAR_KERNELS["plain"])
     with refused("self-check of linear kernel tiled", "_proj", "fp32"):
-        _prove_with(monkeypatch, numeric("fp32", kernels="invariant"))
+        _check_with(monkeypatch, numeric("fp32", kernels="invariant"))
 
 
 def test_a_step_between_the_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,20 +60,20 @@ def test_a_step_between_the_kernels_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setitem(SILU_KERNELS, "tiled", by_rows)
     with refused("the steps between the kernels", "mlp.product", "tokens 0 to 0"):
-        _prove_with(monkeypatch, numeric("bf16", kernels="invariant"))
+        _check_with(monkeypatch, numeric("bf16", kernels="invariant"))
 
 
 def test_loading_runs_it_and_stops(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prove.cache_clear()
+    require_invariant.cache_clear()
     monkeypatch.setitem(ATTENTION_KERNELS, "blocked", ATTENTION_KERNELS["eager"])
     with refused("self-check of attention kernel blocked"):
         load_model(tiny_directory, numeric("fp32", kernels="invariant"))
-    prove.cache_clear()
+    require_invariant.cache_clear()
 
 
 def test_it_leaves_the_thread_count(tiny_directory: Path) -> None:
     contract = numeric("bf16", kernels="invariant", threads=1)
-    prove.cache_clear()
+    require_invariant.cache_clear()
     load_model(tiny_directory, contract)
     contract.require_in_force()
 
@@ -133,6 +133,6 @@ def test_wide_silu_depends_on_the_place_and_the_steps_do_not(dtype: torch.dtype)
     torch.testing.assert_close(silu_in_steps(x), F.silu(x))
 
 
-def test_only_invariant_kernels_are_proven() -> None:
+def test_only_invariant_kernels_are_checked() -> None:
     with pytest.raises(AssertionError):
-        selfcheck.prove(numeric("bf16"), tiny_config())
+        selfcheck.require_invariant(numeric("bf16"), tiny_config())
