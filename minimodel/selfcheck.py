@@ -158,7 +158,7 @@ def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
 
 
 def _chunks(config: ModelConfig) -> list[tuple[int, int]]:
-    """Returns (start, stop) per part of the call: single tokens, and chunks across edges of row tiles and key blocks."""
+    """Returns (start, stop) of each part: single tokens, and chunks across edges of row tiles and key blocks."""
     small = max(1, ROW_TILES[0] // config.num_key_value_groups)
     large = max(1, ROW_TILES[1] // config.num_key_value_groups)
     singles = [0, 5, 6, 37, KEY_BLOCK - 1, KEY_BLOCK, LENGTH - 1]
