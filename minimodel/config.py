@@ -1,4 +1,4 @@
-"""`config.json` of a Qwen2.5 checkpoint: the decoder's shape; below it, a refusal by name of all that is not implemented."""
+"""`config.json` of a Qwen2.5 checkpoint: the decoder's shape, and a refusal by name of all that is not implemented."""
 
 from dataclasses import dataclass
 from typing import Any
