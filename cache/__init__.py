@@ -1,4 +1,4 @@
-"""The K/V cache room: storage, the three constructions of a boundary, transplants, comparison and isolation."""
+"""The K/V cache: storage, the three constructions of a boundary, transplants, comparison and isolation."""
 
 from cache.boundary import Boundary
 from cache.build import build_incremental, build_live, build_prefill

@@ -19,21 +19,21 @@ from minimodel.roles import attention_mask
 
 
 def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
-    """The boundary that ordinary greedy generation from a prompt block reaches, with the cache that it filled.
+    """Returns the boundary that ordinary greedy generation from a prompt block reaches, with the cache that it filled.
 
-    The storage that decoding filled has room for the longest prefix; the boundary owns a compact copy, compared bit for
-    bit with it before it is let go. A continuation decodes on one more copy with room for the suffix, so that the
-    boundary can be digested, compared, saved or transplanted after any arm. Nothing is lost against continuing in
-    place: copies have the same bits, and attention gives the same bits whatever the capacity behind its views.
+    Decoding fills storage with room for the longest prefix. The boundary owns a compact copy, compared with it bit for
+    bit. A continuation decodes on another copy with room for the suffix, so that the boundary can be digested,
+    compared, saved or transplanted after any arm. Continuing in place would give the same bits: attention does not
+    depend on the capacity behind its views.
 
     The prompt, too, is consumed one token at a time: the paper finds live and incremental caches equal in every bit on
-    all layers, which holds only if no part of the live path was a call of several tokens.
+    all layers, which holds only if no part of the live path is a call of several tokens.
     """
     return alone(live_steps(model, prompt, copies, observe))
 
 
 def live_steps(model: Decoder, prompt: State, copies: int = COPIES, observe: Observe | None = None) -> Steps[Boundary]:
-    """The steps of `build_live`."""
+    """Returns the steps of `build_live`."""
     make_ready(model, prompt.contract.rules)
     if len(prompt) < 2 or prompt.structure.block != 1 or prompt.structure.open:
         raise InputError("live: expected a state that ends with the prompt's closing delimiter")
@@ -46,14 +46,14 @@ def live_steps(model: Decoder, prompt: State, copies: int = COPIES, observe: Obs
 
 
 def build_incremental(model: Decoder, state: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
-    """The boundary of `state.tokens`, fed one at a time whatever the logits say; none are computed until the last."""
+    """Returns the boundary of `state.tokens`, fed one at a time; logits are computed only for the last token."""
     return alone(incremental_steps(model, state, copies, observe))
 
 
 def incremental_steps(
     model: Decoder, state: State, copies: int = COPIES, observe: Observe | None = None
 ) -> Steps[Boundary]:
-    """The steps of `build_incremental`."""
+    """Returns the steps of `build_incremental`."""
     state = _boundary_state(model, state)
     stepper = _stepper(model, len(state), copies)
     hidden = torch.empty(0)
@@ -70,7 +70,7 @@ def build_prefill(
     chunk: int | None = None,
     observe: Observe | None = None,
 ) -> Boundary:
-    """The boundary of `state.tokens` in one call, or in calls of `chunk` tokens (1 is incremental's arithmetic)."""
+    """Returns the boundary of `state.tokens` in one call, or in calls of `chunk` tokens (1: as incremental)."""
     state = _boundary_state(model, state)
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise refuse("chunk", "a positive number of tokens, or none for one call", chunk)
@@ -94,7 +94,7 @@ def _stepper(model: Decoder, capacity: int, copies: int) -> Stepper:
 
 
 def _boundary_state(model: Decoder, state: State) -> State:
-    """The state re-derived from the integer tokens alone: roles that live decoding accumulated are not taken over."""
+    """Derives the state from the integer tokens alone: roles that live decoding accumulated are not taken over."""
     make_ready(model, state.contract.rules)
     state = State.from_tokens(state.contract, state.tokens)
     if not state.structure.at_boundary:
@@ -123,7 +123,7 @@ def _finish(
     hidden: Tensor,
     observe: Observe | None,
 ) -> Boundary:
-    """Fails closed: the copies must agree in every bit, and nothing may be NaN or infinite."""
+    """Makes the boundary. RowFailure unless the copies agree in every bit and nothing is NaN or infinite."""
     assert len(cache) == record.length == len(state), "cache, record and state differ in length"
     logits = model.logits(hidden[:, -1:], observe)[:, 0].clone()
     cache.require_equal_copies()

@@ -14,21 +14,20 @@ from minimodel.errors import InputError
 
 @dataclass(frozen=True)
 class TensorDrift:
-    """Two tensors of one shape. differing: elements whose bits differ. Norms and differences in float64.
+    """The differences between two tensors of one shape, in float64.
 
-    relative_l2 = delta_l2 / the larger of the two source norms (paper, section 3.4), 0 when both are 0. Where either
-    tensor holds NaN or infinity the numbers are None: no arithmetic on them means anything, and JSON cannot hold them.
-    first: index of the first differing element in row-major order, None when exact.
+    Where either tensor holds NaN or infinity the numbers are None: arithmetic on them means nothing, and JSON cannot
+    hold them.
     """
 
     elements: int
-    differing: int
-    max_abs: float | None
-    sum_abs: float | None
-    delta_square: float | None
-    left_square: float | None
-    right_square: float | None
-    first: tuple[int, ...] | None
+    differing: int  # elements whose bits differ
+    max_abs: float | None  # the largest absolute difference
+    sum_abs: float | None  # the sum of absolute differences
+    delta_square: float | None  # the sum of squared differences
+    left_square: float | None  # the sum of squares of the left tensor
+    right_square: float | None  # the sum of squares of the right tensor
+    first: tuple[int, ...] | None  # index of the first differing element in row-major order; None when exact
 
     @property
     def exact(self) -> bool:
@@ -49,9 +48,9 @@ class TensorDrift:
 
 @dataclass(frozen=True)
 class CacheDrift:
-    """All tensors of two caches, in forward order: ((key, value) of layer 0, ...)."""
+    """The differences between two caches."""
 
-    layers: tuple[tuple[TensorDrift, TensorDrift], ...]
+    layers: tuple[tuple[TensorDrift, TensorDrift], ...]  # (key, value) per layer
 
     @property
     def exact(self) -> bool:
@@ -59,7 +58,7 @@ class CacheDrift:
 
     @property
     def first_difference(self) -> dict[str, Any] | None:
-        """{layer, tensor, position}: the first tensor in forward order that differs, and in it the first token slot."""
+        """Returns {layer, tensor, position}: the first differing tensor in forward order, and its first differing slot."""
         for layer, pair in enumerate(self.layers):
             for name, drift in zip(("key", "value"), pair):
                 if drift.first is not None:
@@ -67,7 +66,7 @@ class CacheDrift:
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """The ledger's object: whole-cache numbers, first difference, and one pair of objects a layer."""
+        """Returns the ledger's object: whole-cache numbers, first difference, and one pair of objects per layer."""
         flat = [drift for pair in self.layers for drift in pair]
         whole = _numbers(
             self.exact,
@@ -96,7 +95,10 @@ def compare(left: KVCache, right: KVCache) -> CacheDrift:
 
 
 def compare_tensors(left: Tensor, right: Tensor, name: str, positions: bool = False) -> TensorDrift:
-    """`positions`: the third axis is the token slot, and `first` = (slot, copy, head, component) of the lowest slot."""
+    """Compares two tensors of one dtype and shape.
+
+    `positions`: the third axis is the token slot, and `first` is (slot, copy, head, component) of the lowest slot.
+    """
     if left.shape != right.shape or left.dtype != right.dtype:
         raise InputError(
             f"{name}: expected equal dtype and shape, found {left.dtype} {list(left.shape)} and "
@@ -152,7 +154,7 @@ def _numbers(
         keys = ("max_abs", "mean_abs", "delta_l2", "left_l2", "right_l2", "relative_l2")
         return {"exact": exact, "differing": differing, "elements": elements, "finite": False, **dict.fromkeys(keys)}
     delta_l2, left_l2, right_l2 = (math.sqrt(x) for x in (delta_square, left_square, right_square))
-    largest = max(left_l2, right_l2)
+    largest = max(left_l2, right_l2)  # the larger source norm (paper, section 3.4)
     return {
         "exact": exact,
         "differing": differing,

@@ -8,7 +8,7 @@ from cache.kv import KVCache
 
 
 def memory_ranges(tensors: Iterable[Tensor]) -> list[tuple[str, int, int]]:
-    """(device, first byte, one past the last byte) of each tensor's whole storage, not of its view."""
+    """Returns (device, first byte, one past the last byte) of each tensor's whole storage, not of its view."""
     ranges = []
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -18,7 +18,7 @@ def memory_ranges(tensors: Iterable[Tensor]) -> list[tuple[str, int, int]]:
 
 
 def disjoint(*groups: Iterable[Tensor]) -> bool:
-    """No byte of a storage in one group belongs to a storage of another; within a group nothing is asked."""
+    """Returns whether no two groups share a byte of storage; aliasing within a group is allowed."""
     marked = sorted((*span, index) for index, group in enumerate(groups) for span in memory_ranges(group))
     reach: tuple[str, int, int] | None = None  # the span that reaches furthest so far: device, stop, group
     for device, start, stop, group in marked:
@@ -30,12 +30,12 @@ def disjoint(*groups: Iterable[Tensor]) -> bool:
 
 
 def cache_tensors(cache: KVCache) -> list[Tensor]:
-    """The key and value views of a cache, in forward order."""
+    """Returns the key and value views of a cache, in forward order."""
     return [tensor for _, _, tensor in cache.tensors()]
 
 
 def geometry(tensor: Tensor) -> dict[str, object]:
-    """Shape, stride, dtype, device, and whether it is an inference tensor: all of a tensor that its bits do not say."""
+    """Returns shape, stride, dtype, device, and whether it is an inference tensor: what the bits do not tell apart."""
     return {
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),

@@ -40,7 +40,7 @@ class KVCache:
 
     @classmethod
     def for_model(cls, model: Decoder, batch: int, capacity: int) -> "KVCache":
-        """Room for `capacity` tokens of `batch` copies in the model's dtype, each layer's on that layer's device."""
+        """Allocates `capacity` tokens of `batch` copies in the model's dtype, each layer's on that layer's device."""
         config = model.config
         return cls(
             config.num_hidden_layers,
@@ -61,7 +61,7 @@ class KVCache:
 
         A call writes layers 0, 1, ... in order, T tokens each. Only then does the length advance by T, so that no slot
         below it is one that was never written. InputError for another layer or T, beyond the capacity, and for another
-        dtype or shape: torch would convert the one and spread the other without a word.
+        dtype or shape, which torch would silently convert or broadcast.
         """
         self._require_next(layer, keys.shape[2])
         held = self._keys[layer]
@@ -89,15 +89,15 @@ class KVCache:
             raise refuse(f"cache layer {layer}", f"{begun} tokens, as layer 0 of this call had", tokens)
 
     def keys(self, layer: int) -> Tensor:
-        """A view [B, H_kv, n, D] of the n tokens held."""
+        """Returns a view [B, H_kv, n, D] of the n tokens held."""
         return self._keys[layer][:, :, : self._length]
 
     def values(self, layer: int) -> Tensor:
-        """A view [B, H_kv, n, D] of the n tokens held."""
+        """Returns a view [B, H_kv, n, D] of the n tokens held."""
         return self._values[layer][:, :, : self._length]
 
     def tensors(self) -> list[tuple[int, str, Tensor]]:
-        """(layer, "key" or "value", view) in forward order: the order of every comparison and digest."""
+        """Returns (layer, "key" or "value", view) in forward order: the order of every comparison and digest."""
         return [
             (layer, name, tensor)
             for layer in range(self.layers)
@@ -105,7 +105,7 @@ class KVCache:
         ]
 
     def copy(self, capacity: int | None = None) -> "KVCache":
-        """A bit-exact, storage-isolated copy; compact (capacity = length) unless more room is asked for."""
+        """Returns a bit-exact, storage-isolated copy, compact (capacity = length) without `capacity`."""
         capacity = self._length if capacity is None else capacity
         if capacity < self._length:
             raise refuse("cache capacity", f"at least its length {self._length}", capacity)
@@ -135,6 +135,6 @@ class KVCache:
             require_finite(tensor, f"cache layer {layer} {name}")
 
     def equals(self, other: "KVCache") -> bool:
-        """Same layers, and every tensor equal in dtype, shape and raw bits."""
+        """Returns whether the layers are as many and every tensor is equal in dtype, shape and raw bits."""
         pairs = zip(self.tensors(), other.tensors())
         return self.layers == other.layers and all(same_bits(left[2], right[2]) for left, right in pairs)

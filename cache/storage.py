@@ -1,4 +1,4 @@
-"""Tensors on disk with what they are: one safetensors file, one JSON header, a digest for every tensor.
+"""Tensors on disk with their provenance: one safetensors file, one JSON header, a digest per tensor.
 
 Boundaries and traces are written by us and by the transformers-side recorder in this one form. The header stands under
 a single metadata key, so that a file's bytes do not depend on the order of a hash table.
@@ -44,20 +44,16 @@ COMMON = {  # every header's keys and their JSON types; a schema may add others
 
 @dataclass(frozen=True)
 class Provenance:
-    """Who computed a tensor, from which checkpoint, under which numeric contract, on what.
+    """The origin of a file's tensors."""
 
-    checkpoint: SHA-256 by file name (`minimodel.checkpoint.file_digests`). numeric: `NumericContract.record()`;
-    a recorder puts its own attention path under "attention". environment: `minimodel.machine.machine_record()`.
-    """
-
-    source: str
-    checkpoint: Mapping[str, str]
-    numeric: Mapping[str, Any]
-    environment: Mapping[str, str]
+    source: str  # `SOURCE`, or a recorder's name and version
+    checkpoint: Mapping[str, str]  # SHA-256 by file name (`minimodel.checkpoint.file_digests`)
+    numeric: Mapping[str, Any]  # `NumericContract.record()`; a recorder puts its own attention path under "attention"
+    environment: Mapping[str, str]  # `minimodel.machine.machine_record()`
 
     @classmethod
     def here(cls, checkpoint: str | Path | Checkpoint, numeric: NumericContract) -> "Provenance":
-        """Returns ours, now: hashes the checkpoint's files and reads the settings of `numeric`, which must be in force.
+        """Hashes the checkpoint's files and reads the settings of `numeric`, which must be in force.
 
         InputError when an opened checkpoint's files changed since it was opened.
         """
@@ -66,7 +62,7 @@ class Provenance:
 
 
 def contract_record(contract: Contract) -> dict[str, Any]:
-    """What a header keeps of the decoding contract: everything that decides a token, a role or a mask entry."""
+    """Returns what a header keeps of the decoding contract: all that decides a token, a role or a mask entry."""
     return {
         "open_ids": list(contract.open_ids),
         "close_ids": list(contract.close_ids),
@@ -79,8 +75,10 @@ def contract_record(contract: Contract) -> dict[str, Any]:
 def write_tensors(
     path: Path, schema: str, header: Mapping[str, Any], provenance: Provenance, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Writes the file at once: a reader sees the whole of it or none. `header` holds the keys of `COMMON` but for
-    schema, tensors and those of the provenance, which are added here, and whatever else the schema wants.
+    """Writes a file atomically: a reader sees all of it or none.
+
+    `header` holds the keys of `COMMON` and any others of its schema, without schema, tensors and provenance, which are
+    added here.
     """
     kept = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     whole = {
@@ -100,7 +98,7 @@ def write_tensors(
 
 @dataclass(frozen=True)
 class Stored:
-    """An opened file: its header, and its tensors, each read and verified when it is asked for."""
+    """An opened file: its header, and tensors that are read and verified one by one."""
 
     path: Path
     header: dict[str, Any]
@@ -108,11 +106,11 @@ class Stored:
 
     @property
     def names(self) -> list[str]:
-        """Tensor names in the order in which they were written."""
+        """Returns tensor names in the order in which they were written."""
         return list(self.header["tensors"])
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor on the CPU. InputError when its bytes are not those that were written."""
+        """Reads a tensor to the CPU. InputError when its bytes are not those that were written."""
         entry = self.entries[name]
         tensor = torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype], device="cpu")
         read_into(entry, tensor)
@@ -152,14 +150,3 @@ def require_same(path: Path, what: str, found: Mapping[str, Any], expected: Mapp
     for key in [*expected, *(key for key in found if key not in expected)]:
         if found.get(key) != expected.get(key):
             raise refuse(f"{path}: {what} {key}", repr(expected.get(key)), found.get(key))
-
-
-__all__ = [
-    "SOURCE",
-    "Provenance",
-    "Stored",
-    "contract_record",
-    "open_tensors",
-    "require_same",
-    "write_tensors",
-]

@@ -1,4 +1,4 @@
-"""Transplants: a recipient's boundary with K/V taken from a donor. Nothing aliases; everything else stays."""
+"""Transplants: a copy of a recipient's boundary with keys and values of a donor."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,7 +22,7 @@ def transplant(
     positions: Iterable[int] | None = None,
     heads: Iterable[int] | None = None,
 ) -> Boundary:
-    """A new boundary: the recipient's, with the donor's keys and/or values at the given places (default: everywhere).
+    """Returns a copy of the recipient with the donor's keys and/or values at the given places (default: everywhere).
 
     layers, positions, heads: indices of decoder layers, token slots, key/value heads; None means all. tensors: "kv",
     "k" or "v". State, functional record and boundary logits remain the recipient's (paper, section 3.6). InputError
@@ -55,8 +55,10 @@ def transplant(
 
 
 def whole_transplant_holds(result: Boundary, recipient: Boundary, donor: Boundary) -> bool:
-    """Provenance of a whole-cache transplant: every K/V tensor has the donor's bits, shape, stride, dtype and length,
-    logits and functional state are the recipient's, and no storage is shared among the three.
+    """Returns whether a whole-cache transplant is right.
+
+    Every K/V tensor must have the donor's bits, shape, stride, dtype and length, logits and functional state must be
+    the recipient's, and the three must share no storage.
     """
     provenance = all(
         same_bits(mine, theirs) and mine.stride() == theirs.stride() and mine.device == theirs.device

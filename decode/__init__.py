@@ -1,4 +1,4 @@
-"""The contract room: blocks and delimiters, the structural mask, discrete state, and the greedy loop."""
+"""The decoding contract: blocks and delimiters, the structural mask, discrete state, and the greedy loop."""
 
 from decode.contract import Contract
 from decode.greedy import Suffix, greedy_suffix

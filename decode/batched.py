@@ -36,7 +36,7 @@ class Job:
 
 
 class _Place:
-    """A job in flight and the step that it waits for."""
+    """A job in flight and its next step."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -86,7 +86,7 @@ def in_flight(jobs: Iterator[Job], size: int, together: Decoder) -> Iterator[tup
 
 
 def joins(step: Step | None) -> bool:
-    """Whether the step may be taken with others: two copies, and nobody observes it."""
+    """Returns whether the step may be taken with others: it has two copies and no observer."""
     return step is not None and step.observe is None and step.stepper.copies == COPIES
 
 
@@ -132,9 +132,9 @@ def take_together(steps: Sequence[Step], together: Decoder) -> list[Stepped | Ro
 
 
 def best_two_each(logits: Tensor, eligible: Tensor) -> list[Choice | RowFailure]:
-    """`best_two` of every request in a few calls: logits [K, 2, V], eligible bool [K, V].
+    """Returns `best_two` of every request from a few calls: logits [K, 2, V], eligible bool [K, V].
 
-    A request that those calls find amiss goes through `best_two` itself, whose RowFailure stands for it.
+    For a request with unequal copies or no finite choice it returns the RowFailure of `best_two` itself.
     """
     first = logits[:, 0]
     equal = (bits(logits[:, 1]) == bits(first)).all(dim=-1)

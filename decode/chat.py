@@ -16,11 +16,11 @@ FIELD = re.compile(r"\{question\}|\{choices\}")
 
 @dataclass(frozen=True)
 class Chat:
-    """A stock checkpoint's tokenizer with a template and the tokens that end a generation."""
+    """Text of a stock checkpoint."""
 
     codec: TextCodec
-    template: str
-    stop: tuple[int, ...]
+    template: str  # holds {question} once and {choices} at most once
+    stop: tuple[int, ...]  # special tokens that end a generation
 
     @classmethod
     def of(cls, codec: TextCodec, template: str, stop: Sequence[str]) -> "Chat":
@@ -32,8 +32,9 @@ class Chat:
         return cls(codec, template, tuple(codec.special_id(name, "--eos") for name in stop))
 
     def encode(self, question: str, choices: Sequence[str]) -> list[int]:
-        """The filled template's ids. A special token's name is that token in the template, and text in a question or a
-        choice. Between special tokens the filled text is encoded as one piece, as a chat template's output is.
+        """Returns the ids of the filled template.
+
+        A special token's name is that token in the template, and text in a question or choice. Between special tokens the filled text is encoded as one piece, as a chat template's output is.
         """
         if len(choices) > len(LETTERS):
             raise refuse("choices", f"at most {len(LETTERS)}, one letter each", len(choices))

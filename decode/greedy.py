@@ -1,7 +1,7 @@
 """Greedy decoding under the structural mask, with physical copies that must agree, and the margin of every choice.
 
-What generates, or builds a cache token by token, is written once, as a generator of steps: it yields the token that is
-due and is sent what the step computed. `alone` runs the steps of one request, which is the specification;
+Generation and token-by-token construction of a cache are generators of steps: each yields the next token and is sent
+what the step computed. `alone` runs the steps of one request, which is the specification;
 `decode.batched` runs those of several requests together, to the same bits.
 """
 
@@ -59,7 +59,7 @@ Choice = tuple[int, float, float]  # the token chosen, its logit, and the next b
 
 @dataclass(frozen=True)
 class Step:
-    """The token of one request that is due."""
+    """The next token of one request."""
 
     stepper: Stepper
     token: int
@@ -101,13 +101,13 @@ class BoundaryLike(Protocol):
 
 
 def choose(logits: Tensor, eligible: Tensor) -> tuple[int, float]:
-    """The eligible id with the largest logit, and the margin. See `best_two`."""
+    """Returns the eligible id with the largest logit, and the margin. See `best_two`."""
     token, top, second = best_two(logits, eligible)
     return token, top - second
 
 
 def best_two(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
-    """The eligible id with the largest logit, that logit, and the next. logits [B, V], the copies; eligible bool [V].
+    """Returns the eligible id with the largest logit, that logit, and the next best. logits [B, V]; eligible bool [V].
 
     Ties go to the lowest id: argmax gives the first of equal maxima (`topk` keeps no such order). Eligibility applies
     before the tie rule. RowFailure when copies differ in any bit or a logit is NaN or infinite; InputError when nothing
@@ -161,11 +161,11 @@ def generate(
     stop: Callable[[Structure], bool],
     observe: Observe | None = None,
 ) -> Steps[Generated]:
-    """Decodes until `stop`.
+    """Decodes until `stop` holds.
 
-    `choice` follows the last token fed; None when the first token is forced. The token at which `stop` holds is fed
-    too, unless it ends the answer: nothing would read its K/V. No logits are computed for a forced token. `observe`
-    sees the decoder's steps, not the logits of the choices.
+    `choice` is the first token's; None when that token is forced. The token at which `stop` holds is fed too. A token
+    that ends the answer (`Structure.done`) is not fed: nothing would read its K/V. No logits are computed for a forced
+    token. `observe` sees the decoder's steps, not the logits of the choices.
     """
     eligible = contract.eligible.to(stepper.model.numeric.torch_device)
     tokens: list[int] = []
@@ -194,7 +194,7 @@ def generate(
 
 @contextmanager
 def located(stepper: Stepper, structure: Structure) -> Iterator[None]:
-    """A RowFailure inside names the block, the step in it and the slot of the choice that failed."""
+    """Adds block, step in the block and slot to the text of a RowFailure raised inside."""
     try:
         yield
     except RowFailure as failure:
@@ -211,7 +211,7 @@ def greedy_suffix(model: Decoder, boundary: BoundaryLike) -> Suffix:
 
 
 def suffix_steps(model: Decoder, boundary: BoundaryLike) -> Steps[Suffix]:
-    """The steps of `greedy_suffix`."""
+    """Returns the steps of `greedy_suffix`."""
     state = boundary.state
     contract = state.contract
     make_ready(model, contract.rules)

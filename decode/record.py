@@ -14,7 +14,7 @@ PENDING = 64  # calls of one token that are held before they are hashed: on a GP
 
 
 class FunctionalRecord:
-    """The SHA-256 of token, role, position and mask row of every slot, encoded so that no two histories look alike.
+    """The SHA-256 of token, role, position and mask row of every slot, in an encoding that is injective.
 
     `enter` is given to the decoder as `record` and takes these from the tensors of the call itself. The digest is of
     the first physical copy; `synchronised` is False once another copy of a call was given anything else.
@@ -41,7 +41,7 @@ class FunctionalRecord:
 
     @property
     def synchronised(self) -> bool:
-        """Every call so far gave all its physical copies the same tokens, roles, positions and mask rows."""
+        """Whether every call gave all its physical copies the same tokens, roles, positions and mask rows."""
         self._fold()
         return self._synchronised
 
@@ -49,7 +49,7 @@ class FunctionalRecord:
     def of_state(
         cls, tokens: Sequence[int], roles: Sequence[int], visibility: tuple[tuple[int, ...], ...]
     ) -> "FunctionalRecord":
-        """The record that any right construction of these tokens fills: positions 0, 1, 2, ..., the mask's rows."""
+        """Returns the record of a correct construction of these tokens: positions 0, 1, 2, ..., the mask's rows."""
         record, table = cls(), torch.tensor(visibility, dtype=torch.bool, device="cpu")
         keys = torch.tensor(list(roles), dtype=torch.int64, device="cpu")
         visible = table[:, keys].numpy()  # [6, S], one row per query role
@@ -59,14 +59,14 @@ class FunctionalRecord:
         return record
 
     def copy(self) -> "FunctionalRecord":
-        """A record that goes on independently."""
+        """Returns a record that continues independently."""
         self._fold()
         other = FunctionalRecord()
         other._hash, other._synchronised, other.length = self._hash.copy(), self._synchronised, self.length
         return other
 
     def sha256(self) -> str:
-        """The first copy's digest."""
+        """Returns the first copy's digest."""
         self._fold()
         return self._hash.hexdigest()
 
@@ -109,7 +109,7 @@ class FunctionalRecord:
 
 
 def derived_sha256(contract: Contract, tokens: Iterable[int]) -> str | None:
-    """The digest that the record of these tokens must have: each role follows from the tokens before it.
+    """Returns the digest that the record of these tokens must have: each role follows from the tokens before it.
 
     A closing delimiter that ends the answer has no part in it, as it never enters the decoder. None when the contract
     does not allow the tokens.
@@ -123,7 +123,7 @@ def derived_sha256(contract: Contract, tokens: Iterable[int]) -> str | None:
 
 
 def causal_sha256(tokens: Sequence[int]) -> str:
-    """The digest that the record of these tokens must have in a stock decoder: no roles, plain causal attention."""
+    """Returns the digest that these tokens' record must have in a stock decoder: no roles, plain causal attention."""
     record = FunctionalRecord()
     for slot, token in enumerate(tokens):
         record._add(token, None, slot, b"\x01" * (slot + 1))

@@ -39,7 +39,7 @@ class State:
 
     @classmethod
     def prompt(cls, contract: Contract, question: str, choices: Sequence[str]) -> "State":
-        """The prompt block of a task, delimiters included; everything the user typed is ordinary text."""
+        """Returns the prompt block of a task, delimiters included; everything the user typed is ordinary text."""
         ids = contract.codec.encode(contract.codec.prompt(question, list(choices)))
         return cls.from_tokens(contract, [contract.open_ids[0], *ids, contract.close_ids[0]])
 
@@ -47,18 +47,19 @@ class State:
         return len(self.tokens)
 
     def sha256(self) -> str:
-        """The digest of the tokens."""
+        """Returns the digest of the tokens."""
         return token_digest(self.tokens)
 
 
 def token_digest(tokens: Sequence[int]) -> str:
-    """SHA-256 of the canonical JSON list: ASCII, separators "," and ":"."""
+    """Returns the SHA-256 of the canonical JSON list: ASCII, separators "," and ":"."""
     return hashlib.sha256(json.dumps(list(tokens), separators=(",", ":")).encode("ascii")).hexdigest()
 
 
 def content_of(contract: Contract, tokens: Sequence[int], role: int, first_open: bool) -> tuple[int, ...]:
-    """The content of block `role` in `tokens`: after its opening delimiter (or from the start when `first_open`) to its
-    closing one. Empty when the block does not occur.
+    """Returns the tokens between the delimiters of block `role`; empty when the block does not occur.
+
+    `first_open`: its opening delimiter stands before `tokens`, so its content begins at the start.
     """
     start = 0 if first_open else min(_index(tokens, contract.open_ids[role]) + 1, len(tokens))
     stop = _index(tokens, contract.close_ids[role])

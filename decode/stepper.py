@@ -1,4 +1,4 @@
-"""Feeding a decoder one token at a time: position, role and mask row of every step, and a record of what entered."""
+"""Feeds a decoder one token at a time: position, role and mask row of every step, and a record of what entered."""
 
 from collections.abc import Sequence
 

@@ -14,25 +14,25 @@ from minimodel.roles import ANSWER, MERGE, ROLE_NAMES
 
 @dataclass(frozen=True)
 class Structure:
-    """`block`: raw role of the open block, or of the next one to open. `content`: its ordinary tokens so far."""
+    """A place in the sequence of blocks."""
 
-    block: int = 0
-    open: bool = False
-    content: int = 0
+    block: int = 0  # raw role of the open block, or of the next one to open
+    open: bool = False  # whether its opening delimiter has been seen
+    content: int = 0  # its ordinary tokens so far
 
     @property
     def done(self) -> bool:
-        """The answer has closed."""
+        """Whether the answer has closed."""
         return self.block > ANSWER
 
     @property
     def at_boundary(self) -> bool:
-        """Right after merge's opening delimiter, before the first merge token."""
+        """Whether merge's opening delimiter was the last token."""
         return self.block == MERGE and self.open and self.content == 0
 
 
 def forced(contract: Contract, structure: Structure) -> int | None:
-    """The one eligible token where only one is; None where the logits choose. InputError when generation has ended."""
+    """Returns the only eligible token; None where the logits choose. InputError when generation has ended."""
     if structure.done:
         raise InputError("structure: expected an open or pending block, found a closed answer")
     if not structure.open:
@@ -42,7 +42,7 @@ def forced(contract: Contract, structure: Structure) -> int | None:
 
 
 def advance(contract: Contract, structure: Structure, token: int) -> Structure:
-    """The structure after `token`. InputError names the block and what was eligible when the token was not."""
+    """Returns the structure after `token`. InputError names the block and what was eligible when the token was not."""
     only = forced(contract, structure)
     if only is not None and token != only:
         raise InputError(f"block {ROLE_NAMES[structure.block]}: expected only token {only}, found {token}")

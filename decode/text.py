@@ -27,7 +27,7 @@ LISTS = ("normalizers", "pretokenizers", "processors", "decoders")  # the member
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A byte-level BPE tokenizer.json. InputError for a file that the library does not accept, and for another kind."""
+    """Reads a byte-level BPE tokenizer.json. InputError for another kind, and where the library does not accept the file."""
     data = read_bytes(path, MAX_TOKENIZER_BYTES)
     with _library(f"{path}: not a tokenizer"):
         tokenizer = Tokenizer.from_buffer(data)
@@ -45,7 +45,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _kinds(part: dict[str, Any]) -> Iterator[str]:
-    """The types of a part and, for a sequence, of its members instead."""
+    """Yields the type of a part; for a sequence, those of its members instead."""
     if part["type"] != "Sequence":
         yield part["type"]
         return
@@ -81,7 +81,7 @@ class TextCodec:
 
     @classmethod
     def load(cls, path: Path, template: str) -> "TextCodec":
-        """InputError when the file is not a tokenizer the library accepts."""
+        """Reads tokenizer.json. InputError when the library does not accept it."""
         tokenizer = load_tokenizer(path)
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -90,7 +90,7 @@ class TextCodec:
         return cls(tokenizer, template)
 
     def special_id(self, name: str, where: str) -> int:
-        """The id of a delimiter; InputError unless the tokenizer defines it as a special token."""
+        """Returns the id of a delimiter. InputError unless the tokenizer defines it as a special token."""
         with _library(f"{where}: delimiter {name!r}: no text"):
             token = self.tokenizer.token_to_id(name)
         if token is None or token not in self.special_ids():
@@ -98,11 +98,11 @@ class TextCodec:
         return token
 
     def special_ids(self) -> set[int]:
-        """Ids of all added tokens marked special: delimiters and the base model's own."""
+        """Returns the ids of all added tokens marked special: delimiters and the base model's own."""
         return {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
 
     def defined_ids(self) -> list[int]:
-        """Every id the tokenizer defines, in order; a padded vocabulary has more rows than this."""
+        """Returns every id that the tokenizer defines, in order; a padded vocabulary has more rows than this."""
         return sorted(set(self.tokenizer.get_vocab(with_added_tokens=True).values()))
 
     def meaning(self) -> dict[str, str]:
@@ -142,17 +142,17 @@ class TextCodec:
         )
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
-        """The text of ids; bytes that are no UTF-8 become U+FFFD."""
+        """Returns the text of ids; bytes that are no UTF-8 become U+FFFD."""
         with _library("tokens: the tokenizer cannot decode them"):
             return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def prompt(self, question: str, choices: list[str] | tuple[str, ...]) -> str:
-        """The template filled in one pass, so that braces in a question or choice stay text.
+        """Returns the template filled in one pass, so that braces in a question or choice stay text.
 
         InputError for more choices than there are letters.
         """
         if len(choices) > len(LETTERS):
-            raise refuse("choices", f"at most {len(LETTERS)}, one a letter", len(choices))
+            raise refuse("choices", f"at most {len(LETTERS)}, one per letter", len(choices))
         lines = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
         head, tail = self.template.split("{question}")
         return head.replace("{choices}", lines) + question + tail.replace("{choices}", lines)

@@ -1,4 +1,4 @@
-"""The decoder room: a compact Qwen2.5 in plain PyTorch, its checkpoint format and its numeric contract."""
+"""The decoder package: a compact Qwen2.5 in plain PyTorch, its checkpoint format and its numeric contract."""
 
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder

@@ -16,7 +16,7 @@ Identity = tuple[int, int, int, int, int]  # device, inode, size, time of the la
 
 
 def checkpoint_directory(directory: str | Path) -> Path:
-    """The path as given, where it is a directory; InputError otherwise."""
+    """Returns the path as given. InputError unless it is a directory."""
     path = Path(directory)
     if not path.is_dir():
         raise InputError(f"{path}: expected a checkpoint directory, found {'a file' if path.exists() else 'nothing'}")
@@ -59,7 +59,7 @@ def _plain(name: str) -> bool:
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """The file's bytes; InputError when it is missing, not a plain file, unreadable or larger than `limit`."""
+    """Returns the file's bytes. InputError when missing, not a regular file, unreadable or larger than `limit`."""
     try:
         require_plain_file(path)
         with open(path, "rb") as file:
@@ -73,14 +73,14 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
 
 
 def require_plain_file(path: Path) -> None:
-    """InputError for what is no plain file: reading a pipe would wait for ever, and a device may have no end."""
+    """InputError unless it is a regular file: reading a FIFO would block, and a device may have no end."""
     if not path.is_file():
         found = "a directory" if path.is_dir() else "something else" if path.exists() else "nothing"
         raise InputError(f"{path}: expected a file, found {found}")
 
 
 def identity(path: Path) -> Identity | None:
-    """Returns what tells one state of a file from the next, None where there is no file."""
+    """Returns what changes whenever the file changes; None where there is no file."""
     try:
         return _identity(os.stat(path))
     except (OSError, ValueError):  # ValueError: a name with a zero byte or a lone surrogate
@@ -123,7 +123,7 @@ def _no_constant(name: str) -> Any:
 
 
 def parse_json(data: bytes, where: object, parse_float: Callable[[str], Any] = float) -> Any:
-    """Strict JSON: UTF-8, no duplicate keys, no NaN or Infinity. InputError names the place."""
+    """Parses strict JSON: UTF-8, no duplicate keys, no NaN or Infinity. InputError names the place."""
     try:
         return json.loads(
             data.decode("utf-8"),

@@ -46,7 +46,7 @@ def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
 
 
 class _Reader(Mapping[str, Tensor]):
-    """Weights by name, each read when it is asked for and not kept: one that a kernel packs is gone before the next."""
+    """Weights by name, each read on access and not kept: one that a kernel packs is freed before the next is read."""
 
     def __init__(self, checkpoint: Checkpoint, numeric: NumericContract) -> None:
         self._entries, self._dtype = checkpoint.tensors, numeric.torch_dtype
@@ -55,7 +55,7 @@ class _Reader(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]
-        weight = _room(entry, self._dtype, place_of(name, self._places))
+        weight = _allocated(entry, self._dtype, place_of(name, self._places))
         self._changed[name, self._dtype] = read_into(entry, weight)
         if not all_finite(weight):
             raise InputError(f"{entry.path}: tensor {entry.name}: expected finite values, found NaN or infinity")
@@ -68,8 +68,8 @@ class _Reader(Mapping[str, Tensor]):
         return len(self._entries)
 
 
-def _room(entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for one tensor in the model dtype; a file can be sparse and claim more than any machine has."""
+def _allocated(entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocates one tensor in the model dtype; a sparse file can claim more memory than any machine has."""
     try:
         return torch.empty(entry.shape, dtype=dtype, device=device)
     except RuntimeError:  # torch's name for an allocation that failed, on any device
