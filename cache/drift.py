@@ -58,7 +58,7 @@ class CacheDrift:
 
     @property
     def first_difference(self) -> dict[str, Any] | None:
-        """Returns {layer, tensor, position}: the first differing tensor in forward order, and its first differing slot."""
+        """Returns {layer, tensor, position}: the first differing tensor in forward order and its first such slot."""
         for layer, pair in enumerate(self.layers):
             for name, drift in zip(("key", "value"), pair):
                 if drift.first is not None:

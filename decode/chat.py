@@ -34,7 +34,8 @@ class Chat:
     def encode(self, question: str, choices: Sequence[str]) -> list[int]:
         """Returns the ids of the filled template.
 
-        A special token's name is that token in the template, and text in a question or choice. Between special tokens the filled text is encoded as one piece, as a chat template's output is.
+        A special token's name is that token in the template, and text in a question or choice. Between special tokens
+        the filled text is encoded as one piece, as a chat template's output is.
         """
         if len(choices) > len(LETTERS):
             raise refuse("choices", f"at most {len(LETTERS)}, one letter each", len(choices))

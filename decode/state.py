@@ -57,9 +57,9 @@ def token_digest(tokens: Sequence[int]) -> str:
 
 
 def content_of(contract: Contract, tokens: Sequence[int], role: int, first_open: bool) -> tuple[int, ...]:
-    """Returns the tokens between the delimiters of block `role`; empty when the block does not occur.
+    """Returns the content of block `role`, up to its closing delimiter or the end; empty when it does not occur.
 
-    `first_open`: its opening delimiter stands before `tokens`, so its content begins at the start.
+    It begins after the opening delimiter, or with `first_open` at the start of `tokens`.
     """
     start = 0 if first_open else min(_index(tokens, contract.open_ids[role]) + 1, len(tokens))
     stop = _index(tokens, contract.close_ids[role])

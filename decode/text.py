@@ -27,7 +27,7 @@ LISTS = ("normalizers", "pretokenizers", "processors", "decoders")  # the member
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a byte-level BPE tokenizer.json. InputError for another kind, and where the library does not accept the file."""
+    """Reads a byte-level BPE tokenizer.json. InputError for another kind, and for a file that the library refuses."""
     data = read_bytes(path, MAX_TOKENIZER_BYTES)
     with _library(f"{path}: not a tokenizer"):
         tokenizer = Tokenizer.from_buffer(data)
