@@ -59,14 +59,16 @@ class Contract:
                 f"python -m experiments.adapt --base {directory} --out DIR"
             )
         where = str(directory / CONTRACT)
-        rules = rules or RoleRules.from_contract(raw, where)
-        return cls._from_parts(raw, rules, inside(directory, TOKENIZER), vocab_size, where)
+        return cls.from_parts(raw, inside(directory, TOKENIZER), vocab_size, where, rules)
 
     @classmethod
-    def _from_parts(
-        cls, raw: dict[str, Any], rules: RoleRules, tokenizer: Path, vocab_size: int, where: str
+    def from_parts(
+        cls, raw: dict[str, Any], tokenizer: Path, vocab_size: int, where: str, rules: RoleRules | None = None
     ) -> "Contract":
-        """From contract.json's object, the path of tokenizer.json and the rows of the output head."""
+        """From contract.json's object, the path of tokenizer.json and the rows of the output head.
+
+        `rules`: the object's role rules, where they have been read before.
+        """
         unknown = sorted(set(raw) - KEYS)
         if unknown:
             raise refuse(f"{where}: keys", " ".join(sorted(KEYS)), unknown[0])
@@ -81,7 +83,9 @@ class Contract:
         open_ids, close_ids = tuple(ids[:NUM_ROLES]), tuple(ids[NUM_ROLES:])
         eligible = ordinary.repeat(NUM_ROLES, 1)
         eligible[list(range(NUM_ROLES)), list(close_ids)] = True
-        return cls(open_ids, close_ids, _caps(raw.get("caps", {}), where), rules, codec, ordinary, eligible)
+        caps = _caps(raw.get("caps", {}), where)
+        rules = rules or RoleRules.from_contract(raw, where)
+        return cls(open_ids, close_ids, caps, rules, codec, ordinary, eligible)
 
     def meaning(self) -> dict[str, Any]:
         """Returns what a list of tokens means under this contract, whatever the bytes of its files: vocabulary, merges,

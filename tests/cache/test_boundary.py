@@ -36,6 +36,7 @@ def test_a_prefill_replica_is_a_second_call_and_the_others_are_copies(three: Thr
     three.model.embed = counted  # type: ignore[method-assign]
     try:
         three.live.replica(), three.incremental.replica()
+        assert equal(three.prefill.copy(), three.prefill)
         assert calls == []
         replica = three.prefill.replica()
         assert calls == [str((2, len(three.live.state)))]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from decode import Contract
+from decode import Contract, contract
 from decode.contract import CLOSE, OPEN
+from minimodel.checkpoint import open_checkpoint
 from minimodel.roles import VISIBILITY
 from tests.helpers import refused
 
@@ -117,3 +118,20 @@ def test_a_directory_is_read_whole(tiny_directory: Path) -> None:
     raw = json.loads((tiny_directory / "contract.json").read_text())
     assert Contract.load(tiny_directory) == read(tiny_directory, raw)
     assert Contract.load(str(tiny_directory)).caps == (None, 10, 10, 10, 12, 6)
+
+
+def test_an_opened_checkpoint_gives_the_same_contract_without_reading_again(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, expected = open_checkpoint(tiny_directory), Contract.load(tiny_directory)
+    with refused("expected contract.json, found none", "experiments.adapt"):
+        Contract.load(open_checkpoint(tiny_directory, stock=True))
+    monkeypatch.setattr(contract, "read_json_object", fail)
+    found = Contract.load(opened)
+    assert found == expected and found.rules is opened.rules
+    with pytest.raises(AssertionError):  # the control: a directory is read
+        Contract.load(tiny_directory)
+
+
+def fail(*_: object) -> None:
+    raise AssertionError("read again")
