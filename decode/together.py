@@ -52,11 +52,11 @@ def step_together(model: Decoder, requests: Sequence[Request], observe: Observe 
 
     def attend(index: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         found = []
-        for number, request in enumerate(requests):
-            rows = slice(COPIES * number, COPIES * (number + 1))
+        parts = zip(query.split(COPIES), keys.split(COPIES), values.split(COPIES), strict=True)
+        for number, (own, new_keys, new_values) in enumerate(parts):
             mask = masks[number] = None if (mask := masks[number]) is None else mask.to(query.device)
-            held = request.cache.append(index, keys[rows], values[rows])
-            found.append(model.attend(query[rows], *held, mask, model.scaling))
+            held = requests[number].cache.append(index, new_keys, new_values)
+            found.append(model.attend(own, *held, mask, model.scaling))
         return torch.cat(found)
 
     cos, signed_sin = model.rotary.at(position_ids, 1 + max(last, *(len(request.cache) for request in requests)))
