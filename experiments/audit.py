@@ -21,7 +21,8 @@ from experiments.harness.joining import SHOWN, Ledger, audit_row, read_ledger_to
 from experiments.harness.leaves import compare_leaves
 from experiments.harness.ledger import row_key
 from experiments.harness.manifest import SCHEMA, code_sha256
-from experiments.harness.rundir import INFORMATION, RunDirectory
+from experiments.harness.records import Manifest, Row, Summary
+from experiments.harness.rundir import RunDirectory
 from experiments.harness.summary import run_summary
 from experiments.report.sections import run_report
 from minimodel.errors import InputError
@@ -30,7 +31,7 @@ from minimodel.machine import machine_record
 SURFACE = ("environment", "checkpoint", "tasks_sha256", "code_sha256", "caps", "visibility", "role_offset")
 
 
-def audit(left: Ledger, right: Ledger) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def audit(left: Ledger, right: Ledger) -> tuple[list[Row], Summary]:
     """The audit's rows, in the left run's order, and its summary. InputError when the runs share no precision."""
     dtypes = [dtype for dtype in left.dtypes if dtype in right.dtypes]
     if not dtypes:
@@ -46,15 +47,8 @@ def audit(left: Ledger, right: Ledger) -> tuple[list[dict[str, Any]], dict[str, 
     return rows, audit_summary(left, right, dtypes, keys, rows)
 
 
-def audit_summary(
-    left: Ledger, right: Ledger, dtypes: list[str], keys: list[list[str]], rows: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Returns the head, whose `gates` count each check over the joined rows, and:
-
-    `left`, `right`; `only_left`, `only_right` (rows of one run alone); `order_equal`; `joined` {LEFT ARM: RIGHT ARM};
-    `leaves` {SECTION: {shared: [min, max], scalars: [min, max], unshared}}; `not_joined`: precisions of one run alone;
-    `surface`: what differs between the two numeric surfaces, recorded and not a gate.
-    """
+def audit_summary(left: Ledger, right: Ledger, dtypes: list[str], keys: list[list[str]], rows: list[Row]) -> Summary:
+    """Returns the head, whose `gates` count each check over the joined rows, and what one run alone has."""
     present = set(keys[0]) & set(keys[1])
     only = [[key for key in side if key not in present] for side in keys]
     order = [key for key in keys[0] if key in present] == [key for key in keys[1] if key in present]
@@ -102,15 +96,14 @@ def surface_differences(left: dict[str, Any], right: dict[str, Any], dtypes: lis
     return compare_leaves(sides[0], sides[1]).lines("left", "right")
 
 
-def audit_lines(summary: dict[str, Any]) -> list[str]:
+def audit_lines(summary: Summary) -> list[str]:
     """The check-by-check table for stdout, what differs, and the verdict."""
     lines = []
     for name, counts in summary["gates"].items():
         section = summary["leaves"].get(name.removeprefix("leaves "))
         span = "" if section is None else f"  ({'-'.join(map(str, dict.fromkeys(section['shared'])))} leaves a row)"
         lines.append(f"{counts['passed']}/{counts['of']}  {name}{span}")
-    for side in ("left", "right"):
-        only = summary[f"only_{side}"]
+    for side, only in (("left", summary["only_left"]), ("right", summary["only_right"])):
         if only:
             lines.append(f"rows of the {side} run alone: {len(only)}, {' '.join(only[:SHOWN])}")
     if not summary["order_equal"]:
@@ -125,13 +118,11 @@ def audit_lines(summary: dict[str, Any]) -> list[str]:
     return [*lines, f"audit {summary['dtype']}: {agree}/{summary['rows']} rows agree; the runs {verdict}"]
 
 
-def write_audit(
-    out: Path, left: Ledger, right: Ledger, rows: list[dict[str, Any]], summary: dict[str, Any], started: float
-) -> None:
+def write_audit(out: Path, left: Ledger, right: Ledger, rows: list[Row], summary: Summary, started: float) -> None:
     """Writes the audit as a run directory with the left run's numeric contracts and checkpoint. Rows that an earlier
     audit of the same runs wrote there are kept.
     """
-    manifest = {
+    manifest: Manifest = {
         "schema": SCHEMA,
         "experiment": "audit",
         "numeric": left.run.manifest["numeric"],
@@ -141,14 +132,14 @@ def write_audit(
         "left": _side(left),
         "right": _side(right),
         "row_order": [row_key(row) for row in rows],
-        INFORMATION: {"left": str(left.run.path), "right": str(right.run.path)},
+        "information": {"left": str(left.run.path), "right": str(right.run.path)},
     }
     directory = RunDirectory(out, manifest, fresh=False)
     try:
         for row in rows[len(directory.rows) :]:
             seconds = round(time.monotonic() - started, 4)
             directory.append(row, {"row": row_key(row), "seconds_since_start": seconds})
-        directory.finish(summary, run_report(manifest, summary))
+        directory.finish(summary, run_report({**manifest}, {**summary}))
     finally:
         directory.close()
 

@@ -14,10 +14,10 @@ import click
 
 from decode.record import derived_sha256
 from decode.state import State
-from experiments.harness.control import Input, control_plan, select
+from experiments.harness.control import Control, Input, select
 from experiments.harness.exits import run_command
+from experiments.harness.loop import run
 from experiments.harness.options import RunOptions, common_options, dtype_option
-from experiments.harness.runner import run_plan
 from experiments.harness.session import open_session
 from experiments.harness.tasks import longest_row
 from experiments.harness.whole import whole_steps
@@ -25,7 +25,7 @@ from minimodel.decoder import Decoder
 
 
 def whole_input(model: Decoder, row: str, prompt: State) -> Input:
-    """A task's prompt block, generated to the end of the answer."""
+    """Returns a task's prompt block, to be generated to the end of the answer."""
     return Input(
         row,
         prompt.tokens,
@@ -43,9 +43,9 @@ def main(options: RunOptions, dtype: str) -> None:
         prompts = zip(session.tasks, session.prompts)
         inputs = [whole_input(session.model, task.id, prompt) for task, prompt in prompts]
         chosen, panel = select(inputs, options.limit)
-        longest = longest_row(session.contract, session.prompts)
-        plan = control_plan(session.manifest(panel), chosen, options, session.model, longest)
-        return run_plan(plan, options.directory(f"batch_control-{dtype}"), options.fresh, options.quiet)
+        control = Control("batch_control", session.model, chosen, panel, longest_row(session.prompts))
+        manifest = session.manifest([one.row for one in chosen], panel)
+        return run(control, manifest, options, options.directory(f"batch_control-{dtype}"))
 
     run_command(body, "experiments.batch_control")
 

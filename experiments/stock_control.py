@@ -9,19 +9,18 @@ pair is the floor and the gate; singleton against pair is the comparison, in tok
 """
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from decode.chat import TEMPLATE, Chat
 from decode.record import causal_sha256
 from decode.text import TextCodec
-from experiments.harness.control import Input, control_plan, select
+from experiments.harness.control import Control, Input, select
 from experiments.harness.exits import run_command
+from experiments.harness.jsonlines import refuse_rows
+from experiments.harness.loop import run
 from experiments.harness.manifest import build_manifest
 from experiments.harness.options import RunOptions, common_options, dtype_option
-from experiments.harness.records import refuse_rows
-from experiments.harness.runner import Plan, run_plan
 from experiments.harness.tasks import SHOWN_ID, Task, load_tasks
 from experiments.harness.whole import chat_steps
 from minimodel.checkpoint import Checkpoint, open_checkpoint
@@ -37,7 +36,7 @@ MAX_TEMPLATE_BYTES = 1 << 20
 
 
 def open_stock(directory: Path) -> Checkpoint:
-    """The checkpoint, of which no weight is read. InputError for an adapted one."""
+    """Opens the checkpoint and reads no weight. InputError for an adapted one."""
     checkpoint = open_checkpoint(directory)
     if checkpoint.contract is not None:
         raise InputError(
@@ -48,7 +47,7 @@ def open_stock(directory: Path) -> Checkpoint:
 
 
 def encoded(tasks: list[Task], chat: Chat, context: int, path: Path) -> list[list[int]]:
-    """Each task's ids. InputError lists every task that cannot be encoded or may exceed the context."""
+    """Returns each task's ids. InputError lists every task that cannot be encoded or may exceed the context."""
     found, faults = [], []
     for task in tasks:
         try:
@@ -63,7 +62,7 @@ def encoded(tasks: list[Task], chat: Chat, context: int, path: Path) -> list[lis
 
 
 def chat_input(model: Decoder, row: str, prompt: list[int], stop: tuple[int, ...]) -> Input:
-    """A task's chat prompt, generated to an end-of-sequence token or the limit."""
+    """Returns a task's chat prompt, to be generated to an end-of-sequence token or the limit."""
 
     def derived(tokens: tuple[int, ...]) -> str:
         return causal_sha256([*prompt, *tokens[:-1]])  # the last token never enters the decoder
@@ -71,8 +70,8 @@ def chat_input(model: Decoder, row: str, prompt: list[int], stop: tuple[int, ...
     return Input(row, tuple(prompt), lambda copies: chat_steps(model, prompt, copies, stop, LIMIT), derived)
 
 
-def stock_plan(options: RunOptions, dtype: str, template: str, eos: tuple[str, ...]) -> Plan:
-    """Opens and checks everything, and loads the model."""
+def run_stock(options: RunOptions, dtype: str, template: str, eos: tuple[str, ...]) -> int:
+    """Opens and checks everything, loads the model, and runs."""
     numeric, checkpoint = options.numeric(dtype), open_stock(options.checkpoint)
     chat = Chat.of(TextCodec.load(inside(options.checkpoint, "tokenizer.json"), template), template, eos)
     if max(chat.stop) >= checkpoint.config.vocab_size:
@@ -84,20 +83,13 @@ def stock_plan(options: RunOptions, dtype: str, template: str, eos: tuple[str, .
     model = decoder_from(checkpoint, numeric)
     inputs = [chat_input(model, task.id, ids, chat.stop) for task, ids in zip(tasks, prompts)]
     chosen, panel = select(inputs, options.limit)
-    manifest: dict[str, Any] = build_manifest(
-        "stock_control",
-        [numeric],
-        checkpoint,
-        None,
-        data,
-        [one.row for one in chosen],
-        options.preflight,
-        panel=panel,
-        information={"tasks": str(options.tasks)},
+    order, information = [one.row for one in chosen], {"tasks": str(options.tasks)}
+    manifest = build_manifest(
+        "stock_control", [numeric], checkpoint, None, data, order, options.preflight, panel, information
     )
-    stock = {"template": template, "eos_ids": list(chat.stop), "cap": LIMIT}
-    longest = max(len(ids) for ids in prompts) + LIMIT
-    return control_plan({**manifest, "stock": stock}, chosen, options, model, longest)
+    manifest["stock"] = {"template": template, "eos_ids": list(chat.stop), "cap": LIMIT}
+    control = Control("stock_control", model, chosen, panel, max(len(ids) for ids in prompts) + LIMIT)
+    return run(control, manifest, options, options.directory(f"stock_control-{dtype}"))
 
 
 @click.command(help=__doc__)
@@ -117,15 +109,13 @@ def stock_plan(options: RunOptions, dtype: str, template: str, eos: tuple[str, .
 @common_options(preflight=0)
 def main(options: RunOptions, dtype: str, file: Path | None, eos: tuple[str, ...]) -> None:
     def body() -> int:
-        template = TEMPLATE if file is None else template_text(file)
-        plan = stock_plan(options, dtype, template, eos)
-        return run_plan(plan, options.directory(f"stock_control-{dtype}"), options.fresh, options.quiet)
+        return run_stock(options, dtype, TEMPLATE if file is None else template_text(file), eos)
 
     run_command(body, "experiments.stock_control")
 
 
 def template_text(file: Path) -> str:
-    """A template file's text as it is, its last line end included. InputError unless it is UTF-8."""
+    """Returns a template file's text as it is, its last line end included. InputError unless it is UTF-8."""
     try:
         return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:

@@ -13,10 +13,10 @@ from cache.kv import KVCache
 from decode.greedy import alone
 from decode.state import State
 from experiments.harness.progress import Progress
-from experiments.harness.saving import Saving
+from experiments.harness.records import Row
+from experiments.harness.retained_live import RetainedLive
+from experiments.harness.session import left_out
 from experiments.harness.tasks import Task
-from experiments.harness.usable import left_out
-from experiments.matrix import matrix_row
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import COPIES
 from minimodel.config import ModelConfig
@@ -32,7 +32,6 @@ COLUMNS = {  # name: attention kernel, linear kernel; the first is the default o
     "packed_gqa+packed": ("packed_gqa", "packed"),
     "invariant": ("blocked", "tiled"),
 }
-NOTHING_SAVED = Saving(Path(), False, frozenset(), None, None)
 
 
 class Arm(Protocol):
@@ -61,8 +60,8 @@ class Arm(Protocol):
         """Keys then values [B, H_kv, n, D] of every layer, in forward order."""
         ...
 
-    def row(self, task: Task, prompt: State) -> dict[str, Any]:
-        """The ledger row of the retained-live matrix: `experiments.matrix.matrix_row`'s, or its equal."""
+    def row(self, task: Task, prompt: State) -> Row:
+        """The ledger row of the retained-live matrix: `RetainedLive`'s, or its equal."""
         ...
 
 
@@ -86,9 +85,9 @@ class Ours:
     def tensors(self, cache: KVCache) -> list[Tensor]:
         return [tensor for _, _, tensor in cache.tensors()]
 
-    def row(self, task: Task, prompt: State) -> dict[str, Any]:
+    def row(self, task: Task, prompt: State) -> Row:
         progress = Progress(1, 0, quiet=True).row(task.id)
-        return alone(matrix_row(self.model, task, prompt, 0, progress, NOTHING_SAVED))
+        return alone(RetainedLive(self.model, [task], [prompt]).row(0, progress))
 
 
 def column_contract(name: str, numeric: NumericContract) -> NumericContract:

@@ -10,6 +10,7 @@ recipient) stand beside them.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,145 +20,167 @@ from cache.boundary import Boundary
 from cache.build import build_prefill, incremental_steps
 from cache.isolation import disjoint
 from cache.transplant import transplant
-from decode.greedy import Steps, Suffix, suffix_steps
+from decode.greedy import Steps, suffix_steps
 from decode.state import State, token_digest
 from experiments.carrier.sites import Site, sites
 from experiments.carrier.tables import carrier_summary
-from experiments.harness.arms import Arm, copies_synchronised, functional_state_holds, prefix_holds, storage_disjoint
-from experiments.harness.bank import Prefix
-from experiments.harness.bank_session import BankSession, open_bank_session
+from experiments.harness.arms import (
+    Arm,
+    arm_entry,
+    continued,
+    copies_synchronised,
+    functional_state_holds,
+    prefix_entry,
+    prefix_holds,
+    storage_disjoint,
+)
+from experiments.harness.bank import Prefix, open_strata
 from experiments.harness.canonical import sha256_file
 from experiments.harness.exits import run_command
+from experiments.harness.experiment import Experiment, gate
+from experiments.harness.loop import run
 from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
-from experiments.harness.panel import panel_record
+from experiments.harness.panel import panel_record, select_spread
 from experiments.harness.progress import RowProgress
-from experiments.harness.rows import arm_entry, prefix_entry
+from experiments.harness.records import Gates, Panel, PanelRow, Row, Summary
 from experiments.harness.rundir import ROWS
-from experiments.harness.runner import Plan, run_plan
-from experiments.harness.tasks import RowName
+from experiments.harness.session import open_bank_session
+from experiments.harness.six_arms import DONORS, follows
+from experiments.harness.tasks import RowName, longest_continuation
 from experiments.report.closing import outcome
 from experiments.report.values import rate
-from experiments.transplant import open_strata
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 from stats.endpoints import first_divergence
-from stats.panels import length_spread
 
-DIRECTIONS = ("incremental_cache_into_prefill", "prefill_cache_into_incremental")
-GATES = (
-    "prefix",
-    "functional_state",
-    "storage_disjoint",
-    "copies_synchronised",
-    "divergent",
-    "empty_follows_recipient",
-)
 RULE = "divergent BF16 rows of the source, evenly spaced order statistics after sorting by (prefix length, row id)"
 
 
-def follows(suffix: Suffix, donor: Suffix, recipient: Suffix) -> str:
-    """Whose tokens the suffix repeats from the boundary to the end: "donor", "recipient" or "neither"."""
-    if suffix.tokens == donor.tokens:
-        return "donor"
-    return "recipient" if suffix.tokens == recipient.tokens else "neither"
+@dataclass
+class Decoded:
+    """One row, decoded site by site: of a mixed boundary only the verdicts and its entry are kept."""
+
+    index: int  # the row's
+    arms: dict[str, Arm]  # both baselines
+    isolated: bool  # no two boundaries share storage
+    one_state: bool  # all arms were given what follows from the integer tokens alone
+    synchronised: bool  # the physical copies of all arms agree
+    sites: dict[str, Any] = field(default_factory=dict)  # the row's `sites`
 
 
-def carrier_row(
-    model: Decoder, prefix: Prefix, state: State, index: int, progress: RowProgress
-) -> Steps[dict[str, Any]]:
-    """Both baselines, then every site in both directions."""
-    progress.arm("boundary")
-    incremental = yield from incremental_steps(model, state)
-    built = {"incremental": incremental, "prefill": build_prefill(model, state)}
-    progress.fed(2 * len(state))
-    native = {}
-    for name, boundary in built.items():
-        progress.arm(name)
-        native[name] = yield from suffix_steps(model, boundary)
-    entries: dict[str, Any] = {}
-    arms = [Arm(name, built[name], native[name]) for name in built]
-    isolated, one_state, together = storage_disjoint(arms), functional_state_holds(arms), copies_synchronised(arms)
-    for direction in DIRECTIONS:
-        donor, recipient = direction.split("_cache_into_")
-        entries[direction] = {}
-        for site in sites(model.config, state):
-            progress.arm(f"{direction} {site.name}")
-            mixed, suffix = yield from _at_site(model, built[donor], built[recipient], site)
-            isolated = isolated and disjoint(mixed.tensors(), built[donor].tensors(), built[recipient].tensors())
-            changed = [Arm(site.name, mixed, suffix)]
-            one_state, together = (
-                one_state and functional_state_holds(changed),
-                together and copies_synchronised(changed),
-            )
-            progress.fed(len(suffix.tokens))
-            entries[direction][site.name] = {
-                "follows": follows(suffix, native[donor], native[recipient]),
-                "suffix_sha256": token_digest(suffix.tokens),
-                "leaves_recipient_at": first_divergence(suffix.tokens, native[recipient].tokens),
-            }
-    gates = {
-        "prefix": prefix_holds(arms, prefix.tokens),
-        "functional_state": one_state,
-        "storage_disjoint": isolated,
-        "copies_synchronised": together,
-        "divergent": native["incremental"].tokens != native["prefill"].tokens,
-        "empty_follows_recipient": all(entries[d]["empty"]["follows"] == "recipient" for d in DIRECTIONS),
-    }
-    return {
-        "row": prefix.row,
-        "index": index,
-        "prefix": prefix_entry(state),
-        "arms": {arm.name: arm_entry(arm, RowName(prefix.row)) for arm in arms},
-        "comparisons": {},
-        "sites": entries,
-        "gates": gates,
-        "passed": all(gates.values()),
-    }
+@dataclass(frozen=True)
+class Carrier(Experiment[Decoded]):
+    """Decodes both baselines, then every site in both directions."""
+
+    decoder: Decoder
+    prefixes: Sequence[Prefix]  # the frozen rows
+    states: Sequence[State]  # of each
+    panel: Panel
+
+    @property
+    def longest(self) -> int:
+        return longest_continuation(self.states)
+
+    def model(self, index: int) -> Decoder:
+        return self.decoder
+
+    def task(self, index: int) -> RowName:
+        return RowName(self.prefixes[index].row)
+
+    def decode(self, index: int, progress: RowProgress) -> Steps[Decoded]:
+        model, state = self.decoder, self.states[index]
+        progress.arm("boundary")
+        incremental = yield from incremental_steps(model, state)
+        built = {"incremental": incremental, "prefill": build_prefill(model, state)}
+        progress.fed(2 * len(state))
+        arms = yield from continued(model, built, progress)
+        both = list(arms.values())
+        made = Decoded(index, arms, storage_disjoint(both), functional_state_holds(both), copies_synchronised(both))
+        for direction, (donor, recipient) in DONORS.items():
+            made.sites[direction] = {}
+            for site in sites(model.config, state):
+                progress.arm(f"{direction} {site.name}")
+                entry = yield from self._at_site(made, site, arms[donor], arms[recipient], progress)
+                made.sites[direction][site.name] = entry
+        return made
+
+    def _at_site(
+        self, made: Decoded, site: Site, donor: Arm, recipient: Arm, progress: RowProgress
+    ) -> Steps[dict[str, Any]]:
+        """Puts the donor's cache at `site` into the recipient and continues; returns the site's entry."""
+        sources = recipient.boundary, donor.boundary
+        mixed: Boundary = transplant(*sources, site.layers, site.tensors, site.positions, site.heads)
+        suffix = yield from suffix_steps(self.decoder, mixed)
+        arm = Arm(site.name, mixed, suffix)
+        made.isolated &= disjoint(mixed.tensors(), *(source.tensors() for source in sources))
+        made.one_state &= functional_state_holds([arm])
+        made.synchronised &= copies_synchronised([arm])
+        progress.fed(len(suffix.tokens))
+        return {
+            "follows": follows(suffix.tokens, donor.suffix.tokens, recipient.suffix.tokens),
+            "suffix_sha256": token_digest(suffix.tokens),
+            "leaves_recipient_at": first_divergence(suffix.tokens, recipient.suffix.tokens),
+        }
+
+    @gate
+    def prefix(self, made: Decoded) -> bool:
+        """The bank's tokens, and what follows from them alone, entered both constructions."""
+        return prefix_holds(list(made.arms.values()), self.prefixes[made.index].tokens)
+
+    @gate
+    def functional_state(self, made: Decoded) -> bool:
+        return made.one_state
+
+    @gate
+    def storage_disjoint(self, made: Decoded) -> bool:
+        return made.isolated
+
+    @gate
+    def copies_synchronised(self, made: Decoded) -> bool:
+        return made.synchronised
+
+    @gate
+    def divergent(self, made: Decoded) -> bool:
+        """The baselines differ here too, as in the run that the row was chosen from."""
+        return made.arms["incremental"].suffix.tokens != made.arms["prefill"].suffix.tokens
+
+    @gate
+    def empty_follows_recipient(self, made: Decoded) -> bool:
+        """A transplant of nothing changes nothing."""
+        return all(entries["empty"]["follows"] == "recipient" for entries in made.sites.values())
+
+    def entry(self, index: int, made: Decoded, gates: Gates) -> Row:
+        task = self.task(index)
+        return {
+            "row": task.id,
+            "index": index,
+            "prefix": prefix_entry(self.states[index]),
+            "arms": {name: arm_entry(arm, task) for name, arm in made.arms.items()},
+            "comparisons": {},
+            "sites": made.sites,
+            "gates": gates,
+            "passed": all(gates.values()),
+        }
+
+    def summarise(self, rows: Sequence[Row]) -> Summary:
+        return carrier_summary(self.decoder.numeric.dtype, self.panel, rows)
+
+    def closing(self, summary: Summary) -> list[str]:
+        parts = [outcome(summary)]
+        for name in ("whole", "keys", "values"):
+            followed = summary["sites"].get(name)
+            if followed:
+                both = [f"{donor} donor {rate(followed[way]['donor'])}" for way, (donor, _) in DONORS.items()]
+                parts.append(f"{name}: {', '.join(both)}")
+        return ["; ".join(parts)]
 
 
-def _at_site(model: Decoder, donor: Boundary, recipient: Boundary, site: Site) -> Steps[tuple[Boundary, Suffix]]:
-    mixed = transplant(recipient, donor, site.layers, site.tensors, site.positions, site.heads)
-    suffix = yield from suffix_steps(model, mixed)
-    return mixed, suffix
-
-
-def select(strata: dict[str, str], prefixes: Sequence[Prefix], wanted: int, source: Path) -> list[Prefix]:
-    """`wanted` divergent rows, fewer where there are fewer. InputError when there is none."""
-    divergent = [prefix for prefix in prefixes if strata[prefix.row] == "divergent"]
-    if not divergent:
+def divergent_rows(strata: dict[str, str], prefixes: Sequence[Prefix], source: Path) -> list[Prefix]:
+    """Returns the rows that diverge in the source. InputError when there is none."""
+    found = [prefix for prefix in prefixes if strata[prefix.row] == "divergent"]
+    if not found:
         raise InputError(f"{source}: expected at least one BF16 row with divergent suffixes, found none")
-    chosen = length_spread([(len(p), p.row) for p in divergent], min(wanted, len(divergent)))
-    return [divergent[i] for i in chosen]
-
-
-def carrier_plan(session: BankSession, dtype: str, strata: dict[str, str], wanted: int, ledger: str) -> Plan:
-    """Freezes the rows; nothing is decoded yet."""
-    chosen = select(strata, session.bank.prefixes, wanted, session.bank.source)
-    states = session.states(chosen)
-    available = {"divergent": sum(stratum == "divergent" for stratum in strata.values())}
-    panel = panel_record(RULE, {"divergent": wanted}, available, [{**p.name(), "stratum": "divergent"} for p in chosen])
-    return Plan(
-        manifest=session.manifest([p.row for p in chosen], {**panel, "source_ledger_sha256": ledger}),
-        preflight=session.options.preflight,
-        gates=GATES,
-        task=lambda index: RowName(chosen[index].row),
-        decode=lambda i, progress: carrier_row(session.models.at(dtype), chosen[i], states[i], i, progress),
-        model=lambda index: session.models.at(dtype),
-        longest=session.longest(states),
-        batch_size=session.options.batch_size,
-        summarise=lambda rows: carrier_summary(dtype, panel, rows),
-        closing=_closing,
-    )
-
-
-def _closing(summary: dict[str, Any]) -> list[str]:
-    parts = [outcome(summary)]
-    for name in ("whole", "keys", "values"):
-        followed = summary["sites"].get(name)
-        if followed:
-            both = [f"{direction.split('_')[0]} donor {rate(followed[direction]['donor'])}" for direction in DIRECTIONS]
-            parts.append(f"{name}: {', '.join(both)}")
-    return ["; ".join(parts)]
+    return found
 
 
 @click.command(help=__doc__)
@@ -168,10 +191,17 @@ def _closing(summary: dict[str, Any]) -> list[str]:
 def main(options: RunOptions, dtype: str, rows: int, source: Path) -> None:
     def body() -> int:
         bank, strata = open_strata(source)
-        session = open_bank_session("carrier", options, [dtype], bank)
+        session = open_bank_session("carrier", options, bank, {dtype: options.numeric(dtype)})
         wanted = rows if options.limit is None else min(rows, options.limit)
-        plan = carrier_plan(session, dtype, strata, wanted, sha256_file(source / ROWS))
-        return run_plan(plan, options.directory(f"carrier-{dtype}"), options.fresh, options.quiet)
+        divergent = divergent_rows(strata, bank.prefixes, source)
+        chosen = select_spread(divergent, wanted)
+        states = session.states(chosen)
+        named: list[PanelRow] = [{**prefix.name(), "stratum": "divergent"} for prefix in chosen]
+        panel = panel_record(RULE, {"divergent": wanted}, {"divergent": len(divergent)}, named)
+        panel["source_ledger_sha256"] = sha256_file(source / ROWS)
+        manifest = session.manifest([prefix.row for prefix in chosen], panel)
+        carrier = Carrier(session.models.at(dtype), chosen, states, panel)
+        return run(carrier, manifest, options, options.directory(f"carrier-{dtype}"))
 
     run_command(body, "experiments.carrier")
 

@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.harness.panel import panel_counts
+from experiments.harness.records import Panel, Row, Summary
+from experiments.harness.six_arms import SIDES
 from experiments.harness.summary import run_summary
 from stats.intervals import Z_TRANSPLANT, wilson
 
-SIDES = ("donor", "recipient", "neither")
-Row = dict[str, Any]
 
-
-def carrier_summary(dtype: str, panel: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """`sites` {SITE: {DIRECTION: {donor, recipient, neither}}}, each {count, n, rate, wilson_95} over the rows
-    that have the site; `smallest` {first, last: {DIRECTION: [k or null per row]}}: the fewest layers from one end that
-    give the donor's suffix (rule: the smallest k for which they do; the whole cache counts as all layers).
+def carrier_summary(dtype: str, panel: Panel, rows: Sequence[Row]) -> Summary:
+    """Returns the head, whose trajectory each site follows over the rows that have it, and the fewest layers from
+    either end that give the donor's suffix (the smallest k for which they do; the whole cache counts as all layers).
     """
     kept = [row for row in rows if "sites" in row]
     names = list(dict.fromkeys(name for row in kept for sites in row["sites"].values() for name in sites))

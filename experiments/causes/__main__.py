@@ -10,6 +10,7 @@ kernel gives a query other bits alone than among others.
     python -m experiments.causes
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,60 +20,110 @@ import click
 from cache.boundary import Boundary
 from cache.build import build_prefill, incremental_steps
 from cache.drift import compare
-from decode.greedy import Steps, suffix_steps
+from decode.greedy import Steps
 from decode.state import State
 from experiments.causes.alone import rows_alone
 from experiments.causes.cells import CELLS, DTYPES, Cell, cells
 from experiments.causes.oracle import Oracle, oracle_entry
-from experiments.causes.rules import causes_summary
-from experiments.causes.tables import closing_lines
-from experiments.harness.arms import Arm
+from experiments.causes.rules import causes_summary, closing_lines
 from experiments.harness.bank import open_bank
-from experiments.harness.bank_session import BankSession, bank_tasks, open_bank_session
 from experiments.harness.exits import run_command
+from experiments.harness.experiment import ArmExperiment, Arms, gate
+from experiments.harness.loop import run
 from experiments.harness.options import RunOptions, common_options, source_option
-from experiments.harness.panel import spread_record
+from experiments.harness.panel import select_spread, spread_record
 from experiments.harness.progress import RowProgress
-from experiments.harness.rows import row_entry
-from experiments.harness.runner import Plan, run_plan
-from experiments.harness.tasks import Task
-from experiments.harness.usable import left_out
+from experiments.harness.records import Panel, Row, RowExtra, Summary
+from experiments.harness.session import BankSession, Models, bank_tasks, left_out, open_bank_session
+from experiments.harness.tasks import Task, longest_continuation
 from minimodel.bits import bits
 from minimodel.checkpoint import open_checkpoint
+from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
-from stats.panels import length_spread
+from minimodel.numerics import NumericContract
 
 CHUNKS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
-GATES = ("functional_state", "storage_disjoint", "copies_synchronised", "argmax", "invariant_exact", "flip_caught")
 
 
-def causes_row(
-    model: Decoder, cell: Cell, task: Task, state: State, index: int, oracle: Oracle, progress: RowProgress
-) -> Steps[dict[str, Any]]:
-    """Both constructions under one cell, their suffixes, their drift, and their distance to the oracle."""
-    progress.arm("oracle")  # made once a prefix, in whichever cell meets it first: no part of that cell's cost
-    exact_boundary = oracle.at(state)
-    model.numeric.apply()  # the oracle's contract was put in force
-    progress.arm(cell.name)
-    incremental = yield from incremental_steps(model, state)
-    built = {"incremental": incremental, "prefill": build_prefill(model, state)}
-    arms = []
-    for name, boundary in built.items():
-        suffix = yield from suffix_steps(model, boundary)
-        arms.append(Arm(name, boundary, suffix))
-    progress.fed(2 * len(state) + sum(len(arm.suffix.tokens) for arm in arms))
-    pair = compare(built["incremental"].cache, built["prefill"].cache)
-    exact = pair.exact and arms[0].suffix == arms[1].suffix
-    gates = {"invariant_exact": exact or not cell.invariant, "flip_caught": flip_is_caught(built["prefill"])}
-    extra: dict[str, Any] = {"cell": cell.name, "oracle": oracle_entry(built, exact_boundary)}
-    progress.arm("chunks")
-    if cell.chunked:
-        extra["chunks"] = chunk_curve(model, built["incremental"], state)
-    return row_entry(task, index, state, arms, [("incremental", "prefill")], gates, extra)
+@dataclass(frozen=True)
+class Causes(ArmExperiment):
+    """Both constructions of every prefix under every cell, their suffixes, their drift, and their distance to FP64.
+
+    Rows are (cell, prefix), cells outermost, so that each cell's model is loaded once.
+    """
+
+    models: Models  # by cell
+    cells: Sequence[Cell]
+    tasks: Sequence[Task]
+    states: Sequence[State]  # the prefix of each task
+    oracle: Oracle
+    panel: Panel
+
+    arms = ("incremental", "prefill")
+    pairs = (("incremental", "prefill"),)
+
+    @property
+    def longest(self) -> int:
+        return longest_continuation(self.states)
+
+    def cell(self, index: int) -> Cell:
+        return self.cells[index // len(self.tasks)]
+
+    def state(self, index: int) -> State:
+        return self.states[index % len(self.tasks)]
+
+    def model(self, index: int) -> Decoder:
+        return self.models.at(self.cell(index).name)
+
+    def task(self, index: int) -> Task:
+        return self.tasks[index % len(self.tasks)]
+
+    def part(self, index: int) -> str:
+        return self.cell(index).name
+
+    def identity(self, index: int) -> RowExtra:
+        return {"cell": self.cell(index).name}
+
+    def boundaries(self, index: int, progress: RowProgress) -> Steps[tuple[Boundary, ...]]:
+        model, state = self.model(index), self.state(index)
+        progress.arm("oracle")  # made once per prefix, in whichever cell meets it first: no part of that cell's cost
+        self.oracle.at(state)
+        progress.arm("boundary")
+        incremental = yield from incremental_steps(model, state)
+        prefill = build_prefill(model, state)
+        progress.fed(2 * len(state))
+        return incremental, prefill
+
+    @gate
+    def invariant_exact(self, made: Arms) -> bool:
+        """Where both kernels are batch-invariant, no bit of the caches or suffixes differs."""
+        left, right = made.all
+        exact = compare(left.boundary.cache, right.boundary.cache).exact and left.suffix == right.suffix
+        return exact or not self.cell(made.index).invariant
+
+    @gate
+    def flip_caught(self, made: Arms) -> bool:
+        return flip_is_caught(made["prefill"].boundary)
+
+    def extra(self, made: Arms) -> RowExtra:
+        cell, model = self.cell(made.index), self.model(made.index)
+        built = {name: arm.boundary for name, arm in made.arms.items()}
+        extra: RowExtra = {"cell": cell.name, "oracle": oracle_entry(built, self.oracle.at(made.state))}
+        if cell.chunked:
+            extra["chunks"] = chunk_curve(model, built["incremental"], made.state)
+        return extra
+
+    def summarise(self, rows: Sequence[Row]) -> Summary:
+        contracts = [self.models.numeric[cell.name] for cell in self.cells]
+        alone = queries_alone(self.models.checkpoint.config, contracts)
+        return causes_summary(rows, [cell.name for cell in self.cells], self.panel, alone)
+
+    def closing(self, summary: Summary) -> list[str]:
+        return closing_lines(summary)
 
 
 def flip_is_caught(boundary: Boundary) -> bool:
-    """The negative control of every exactness verdict: one bit flipped in one V entry makes two caches differ there."""
+    """Whether one bit flipped in one V entry makes two caches differ there: the control of every exactness verdict."""
     changed = boundary.cache.copy()
     layer, slot = changed.layers - 1, len(changed) // 2
     bits(changed.values(layer))[:, 0, slot, 0] ^= 1
@@ -82,7 +133,8 @@ def flip_is_caught(boundary: Boundary) -> bool:
 
 
 def chunk_curve(model: Decoder, incremental: Boundary, state: State) -> dict[str, Any]:
-    """Prefill in calls of c tokens against incremental: exact or not, share of elements, relative L2, by c."""
+    """Compares prefill in calls of c tokens with incremental. Returns by c whether they are exact, the share of
+    elements that differ, and the relative L2."""
     curve = {}
     for chunk in [c for c in CHUNKS if c < len(state)] + [len(state)]:
         entry = compare(incremental.cache, build_prefill(model, state, chunk=chunk).cache).as_dict()
@@ -95,60 +147,27 @@ def chunk_curve(model: Decoder, incremental: Boundary, state: State) -> dict[str
     return curve
 
 
-@dataclass(frozen=True)
-class Crossing:
-    """Every (cell, prefix) of a run, cells outermost, so that each cell's model is loaded once."""
-
-    cells: list[Cell]
-    tasks: list[Task]
-    states: list[State]
-
-    def at(self, index: int) -> tuple[Cell, Task, State]:
-        cell, row = divmod(index, len(self.tasks))
-        return self.cells[cell], self.tasks[row], self.states[row]
-
-    def row_order(self) -> list[str]:
-        return [f"{cell.name}/{task.id}" for cell in self.cells for task in self.tasks]
-
-
-def causes_plan(session: BankSession, crossed: list[Cell], without: dict[str, str], rows: int) -> Plan:
-    """Freezes the panel by length spread; answers and outcomes are not read. without: reasons by cell left out."""
-    bank = session.bank
-    prefixes = [bank.prefixes[i] for i in length_spread(bank.lengths(), min(rows, len(bank.prefixes)))]
-    tasks, _, data = bank_tasks(session, prefixes)
-    crossing = Crossing(crossed, tasks, session.states(prefixes))
-    oracle = Oracle(session.models.checkpoint, session.options.device, session.options.threads)
-
-    def decode(index: int, progress: RowProgress) -> Steps[dict[str, Any]]:
-        cell, task, state = crossing.at(index)
-        return causes_row(session.models.at(cell.name), cell, task, state, index, oracle, progress)
-
-    names = [cell.name for cell in crossed]
-    panel = {**spread_record(prefixes, rows, len(bank.prefixes)), "cells": names, "left_out": without}
-    return Plan(
-        manifest=session.manifest(crossing.row_order(), panel, data, tasks=str(session.options.tasks)),
-        preflight=session.options.preflight,
-        gates=GATES,
-        task=lambda index: crossing.at(index)[1],
-        decode=decode,
-        model=lambda index: session.models.at(crossing.at(index)[0].name),
-        longest=session.longest(crossing.states),
-        batch_size=session.options.batch_size,
-        part=lambda index: crossing.at(index)[0].name,
-        summarise=lambda found: causes_summary(found, names, panel, queries_alone(session, crossed)),
-        closing=closing_lines,
-        extra=lambda index: {"cell": crossing.at(index)[0].name},
-    )
-
-
-def queries_alone(session: BankSession, crossed: list[Cell]) -> dict[str, Any]:
-    """`rows_alone` of every attention kernel that a dtype is crossed with."""
-    config, found = session.models.checkpoint.config, {}
-    for dtype in dict.fromkeys(cell.dtype for cell in crossed):
-        mine = [cell for cell in crossed if cell.dtype == dtype]
-        kernels = list(dict.fromkeys(cell.attention for cell in mine))
-        found[dtype] = rows_alone(config, mine[0].numeric(session.options), kernels)
+def queries_alone(config: ModelConfig, contracts: Sequence[NumericContract]) -> dict[str, Any]:
+    """Returns `rows_alone` of every attention kernel that a dtype is crossed with, by dtype."""
+    found = {}
+    for dtype in dict.fromkeys(one.dtype for one in contracts):
+        mine = [one for one in contracts if one.dtype == dtype]
+        found[dtype] = rows_alone(config, mine[0], list(dict.fromkeys(one.attention for one in mine)))
     return found
+
+
+def run_causes(session: BankSession, crossed: list[Cell], without: dict[str, str], rows: int) -> int:
+    """Freezes the panel by length spread and runs. without: why this machine cannot run a cell, by name."""
+    options, bank = session.options, session.bank
+    prefixes = select_spread(bank.prefixes, rows)
+    tasks, _, data = bank_tasks(session, prefixes)
+    states = session.states(prefixes)
+    oracle = Oracle(session.models.checkpoint, options.device, options.threads)
+    panel = spread_record(prefixes, rows, bank)
+    panel |= {"cells": [cell.name for cell in crossed], "left_out": without}
+    manifest = session.manifest([f"{cell.name}/{task.id}" for cell in crossed for task in tasks], panel, data)
+    causes = Causes(session.models, crossed, tasks, states, oracle, panel)
+    return run(causes, manifest, options, options.directory("causes"))
 
 
 @click.command(help=__doc__)
@@ -179,9 +198,8 @@ def main(options: RunOptions, dtypes: tuple[str, ...], named: tuple[str, ...], r
         without = left_out(numeric, open_checkpoint(options.checkpoint).config, "experiments.causes")
         crossed = [cell for cell in cells(dtypes) if cell.name in numeric and cell.name not in without]
         numeric = {cell.name: numeric[cell.name] for cell in crossed}
-        session = open_bank_session("causes", options, [], bank, numeric=numeric)
-        plan = causes_plan(session, crossed, without, rows if options.limit is None else min(rows, options.limit))
-        return run_plan(plan, options.directory("causes"), options.fresh, options.quiet)
+        session = open_bank_session("causes", options, bank, numeric)
+        return run_causes(session, crossed, without, rows if options.limit is None else min(rows, options.limit))
 
     run_command(body, "experiments.causes")
 

@@ -1,7 +1,8 @@
-"""How often a query's attention has other bits alone than among others: the kernels themselves, away from any model.
+"""Counts queries whose attention output changes bits when the query runs alone, per kernel and without a model.
 
 This is where the constructions part: an incremental build gives the kernel each query alone, a prefill all of them at
-once. `eager` is taken apart too, its two products and its softmax told one by one on the inputs of the whole call.
+once. `eager` is also taken apart: its two products and its softmax are compared one by one, each on the inputs that it
+has in the whole call.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,9 +47,9 @@ class Inputs:
 
 @torch.inference_mode()
 def rows_alone(config: ModelConfig, numeric: NumericContract, kernels: Sequence[str]) -> dict[str, Any]:
-    """{OPERATION: {rows, differing}}: queries, copies and heads together, whose bits alone are not those in one call.
+    """Returns {OPERATION: {rows, differing}}: queries (copies and heads together), and those whose bits change alone.
 
-    The numeric contract is put in force; its own kernels do not matter.
+    The numeric contract is put in force; which kernels it names does not matter.
     """
     numeric.apply()
     inputs = Inputs.of(config, numeric)
@@ -75,7 +76,7 @@ def _kernel(name: str, x: Inputs) -> Operation:
 
 
 def parts_of_eager(x: Inputs) -> dict[str, Operation]:
-    """Its steps as `minimodel.attention.eager` spells them; scores and weights are compared where the query may see."""
+    """Returns the three steps of `minimodel.attention.eager`. Scores and weights are compared at visible keys."""
     groups = x.query.shape[1] // x.keys.shape[1]
     keys, values = repeat_heads(x.keys, groups), repeat_heads(x.values, groups)
     wide = at_least_fp32(x.query.dtype)

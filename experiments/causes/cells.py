@@ -14,12 +14,12 @@ DTYPES = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class Cell:
-    """One numeric contract of the crossing; `chunked`: the drift of chunked prefill is measured too."""
+    """One numeric contract of the crossing."""
 
     dtype: str
-    attention: str
-    linear: str
-    chunked: bool = field(default=False, compare=False)
+    attention: str  # kernel
+    linear: str  # kernel
+    chunked: bool = field(default=False, compare=False)  # the drift of chunked prefill is measured too
 
     @property
     def kernels(self) -> str:
@@ -38,7 +38,7 @@ class Cell:
 
 
 def cells(dtypes: Sequence[str]) -> list[Cell]:
-    """Per dtype: the four factor cells, then the variants. Chunks for the default and the invariant cell."""
+    """Returns per dtype the four factor cells, then the variants. Default and invariant cell measure chunks."""
     found = []
     for dtype in dtypes:
         found += [Cell(dtype, *pair, chunked=pair in (FACTORS[0], FACTORS[3])) for pair in FACTORS]

@@ -18,7 +18,7 @@ from minimodel.roles import MERGE
 
 
 class Oracle:
-    """Boundaries of one checkpoint in FP64 under the eager kernel, built when first asked for and kept by prefix."""
+    """Boundaries of one checkpoint in FP64 under the eager kernel, built at first use and kept by prefix."""
 
     def __init__(self, checkpoint: Checkpoint, device: str, threads: int) -> None:
         self._checkpoint = checkpoint
@@ -27,7 +27,7 @@ class Oracle:
         self._kept: dict[tuple[int, ...], Boundary] = {}
 
     def at(self, state: State) -> Boundary:
-        """One copy of the prefix is enough: nothing is compared in bits here."""
+        """Returns the FP64 boundary of a prefix, in one copy: no bits are compared with it."""
         if state.tokens not in self._kept:
             if self._model is None:
                 self._model = decoder_from(self._checkpoint, self._numeric)
@@ -36,9 +36,8 @@ class Oracle:
 
 
 def oracle_entry(built: dict[str, Boundary], oracle: Boundary) -> dict[str, Any]:
-    """Per arm: relative L2 of the cache and of the logits to the oracle's, and whether its argmax is the oracle's.
-
-    nearer: the arm whose cache is nearer, None at equal distance. margin: the oracle's own, at the boundary.
+    """Returns the row's `oracle`: per arm the relative L2 of cache and logits to the oracle's and whether the argmax is
+    equal; `nearer`, the arm whose cache is nearer, None at equal distance; `margin`, the oracle's at the boundary.
     """
     eligible = oracle.state.contract.eligible[MERGE].to(oracle.logits.device)
     token, top, second = best_two(oracle.logits, eligible)
@@ -57,7 +56,7 @@ def oracle_entry(built: dict[str, Boundary], oracle: Boundary) -> dict[str, Any]
 
 
 def _relative_l2(mine: list[Tensor], theirs: list[Tensor]) -> float:
-    """Delta L2 over the oracle's norm, both in float64."""
+    """Returns delta L2 over the oracle's norm, both in float64."""
     delta = sum(float((a.to(torch.float64) - b).square().sum()) for a, b in zip(mine, theirs, strict=True))
     norm = sum(float(b.square().sum()) for b in theirs)
     return math.sqrt(delta / norm) if norm else 0.0

@@ -3,27 +3,24 @@
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from scipy.stats import spearmanr
 
 from experiments.harness.panel import panel_counts
+from experiments.harness.records import Panel, Row, Summary
 from experiments.harness.summary import pair_summary, run_summary
 from stats.intervals import STREAMS
 from stats.margins import ulp
 
-Row = dict[str, Any]
 PAIR = "incremental:prefill"
 ULPS = (0, 1, 2, 4)
 
 
-def causes_summary(
-    rows: Sequence[Row], names: Sequence[str], panel: dict[str, Any], alone: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the head and `left_out` {CELL: why this machine cannot run it}, `cells` {CELL: endpoints}, `verdicts`
-    {DTYPE: {cache, suffix: {factor: {necessary, sufficient, evidence}}}}, `chunks` {CELL: {CHUNK: ...}}, `oracle`
-    {CELL: ...}, `margins` {CELL: ...} and `alone` (as given, of `causes.alone`). A dtype that lacks one of the four
-    cells which the rule reads has no verdict.
+def causes_summary(rows: Sequence[Row], names: Sequence[str], panel: Panel, alone: dict[str, Any]) -> Summary:
+    """Returns the head and the endpoints by cell and by dtype. names: the cells. alone: as given, of `causes.alone`.
+
+    A dtype that lacks one of the four cells which the rule reads has no verdict.
     """
     by_cell = {name: [row for row in rows if row["cell"] == name] for name in names}
     cells = {name: _cell(found, name) for name, found in by_cell.items()}
@@ -62,19 +59,21 @@ def decided(dtype: str, names: Sequence[str]) -> bool:
 
 
 def verdict(dtype: str, by_cell: dict[str, list[Row]]) -> dict[str, Any]:
-    """The rule, per endpoint: with D(attention, linear) the rows that differ under that cell,
+    """Returns which default kernel is necessary and which sufficient, per endpoint.
 
-    a factor's default kernel is *sufficient* where it alone gives a difference (the other factor invariant, D > 0), and
-    *necessary* where making it alone invariant leaves none (the other factor at its default, D = 0, while D of both
-    defaults > 0). Evidence: the rows that differ in the deciding cell.
+    With D(attention, linear) the rows that differ under that cell, a factor's default kernel is *sufficient* where it
+    alone gives a difference (the other factor invariant, D > 0), and *necessary* where making it alone invariant leaves
+    none (the other factor at its default, D = 0, while D of both defaults > 0). Evidence: the rows that differ in the
+    deciding cell.
     """
 
-    def differing(attention: str, linear: str, endpoint: str) -> list[str]:
+    def differing(attention: str, linear: str, endpoint: Literal["cache", "suffix"]) -> list[str]:
         rows = by_cell[f"{dtype}/{attention}/{linear}"]
         return [row["row"] for row in rows if row["comparisons"] and not row["comparisons"][PAIR][endpoint]["exact"]]
 
-    found = {}
-    for endpoint in ("cache", "suffix"):
+    found: dict[str, Any] = {}
+    endpoints: tuple[Literal["cache", "suffix"], ...] = ("cache", "suffix")
+    for endpoint in endpoints:
         both = differing("repeat_kv", "plain", endpoint)
         alone = {
             "attention": differing("repeat_kv", "tiled", endpoint),
@@ -136,7 +135,7 @@ def _oracle(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def margins(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
-    """How first divergences relate to small margins, over the rows that diverge.
+    """Relates first divergences to small margins, over the rows that diverge.
 
     within_ulps {k: share}: first divergences whose margin (incremental's) is at most k units in the last place of the
     best logit. spearman: rank correlation, over diverging rows, between the first divergence and the first step whose
@@ -151,9 +150,10 @@ def margins(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
         free += [margin for margin in steps if margin is not None]
         suffix = row["comparisons"][PAIR]["suffix"]
         first, top = suffix["first_divergence"], suffix["tops"][0]
-        if first is None or top is None or first >= len(steps) or steps[first] is None:
+        margin = steps[first] if first is not None and first < len(steps) else None
+        if first is None or top is None or margin is None:
             continue
-        ulps.append(steps[first] / ulp(top, dtype))
+        ulps.append(margin / ulp(top, dtype))
         small = next((i for i, margin in enumerate(steps) if margin is not None and margin <= ulp(top, dtype)), None)
         if small is not None:
             firsts.append(first)
@@ -166,3 +166,22 @@ def margins(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
         "spearman_rows": len(firsts),
         "tied_steps": sum(margin == 0 for margin in free) / len(free) if free else None,
     }
+
+
+def closing_lines(summary: Summary) -> list[str]:
+    """Returns the lines for stdout: one per dtype and endpoint, after the head."""
+    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
+    lines = [f"causes: {summary['rows']} cell rows, gates {gates}"]
+    lines += [f"left out: {cell}: {reason}" for cell, reason in summary["left_out"].items()]
+    for dtype, endpoints in summary["verdicts"].items():
+        for endpoint, found in endpoints.items():
+            causes = [
+                f"{factor} {'necessary' if found[factor]['necessary'] else 'not necessary'}, "
+                f"{'sufficient' if found[factor]['sufficient'] else 'not sufficient'}"
+                for factor in ("attention", "linear")
+            ]
+            lines.append(
+                f"{dtype} {endpoint}: {found['default_differs']} rows differ by default, "
+                f"{found['invariant_differs']} with both kernels invariant; {'; '.join(causes)}"
+            )
+    return lines

@@ -1,13 +1,14 @@
 """The bank: every BF16 boundary prefix of a finished matrix run, in source order, without filtering (paper, section
 3.4).
 
-It is read from the matrix run itself, or from the copy `bank.jsonl` that a fixed_prefix run keeps beside its ledger;
-the digest is that of the copy's bytes, so that both sources of one bank name it alike.
+It is read from the matrix run itself, or from the copy `bank.jsonl` that a fixed_prefix run keeps beside its ledger.
+The digest is that of the copy's bytes, so that a bank has one digest whichever of the two it is read from.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from decode.contract import Contract
 from decode.state import State, token_digest
@@ -16,6 +17,7 @@ from experiments.harness.leaves import compare_leaves
 from experiments.harness.ledger import require_distinct, row_key
 from experiments.harness.manifest import contract_entries
 from experiments.harness.reader import read_finished
+from experiments.harness.records import Manifest, PanelRow, Row
 from experiments.harness.rundir import ROWS
 from minimodel.checkpoint import file_digests
 from minimodel.errors import InputError, refuse
@@ -24,52 +26,51 @@ from minimodel.files import parse_json, read_bytes
 BANK = "bank.jsonl"
 BANK_DTYPE = "bf16"
 MATRIX_COMMAND = f"python -m experiments.matrix --dtype {BANK_DTYPE}"
+FIXED_COMMAND = "python -m experiments.fixed_prefix"
 MAX_BANK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """One row's tokens through merge's opening delimiter, and their digest."""
+    """One row's boundary prefix."""
 
-    row: str
-    tokens: tuple[int, ...]
-    sha256: str
+    row: str  # its id
+    tokens: tuple[int, ...]  # through merge's opening delimiter
+    sha256: str  # their digest
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def name(self) -> dict[str, Any]:
-        """What a manifest's panel keeps of it."""
+    def name(self) -> PanelRow:
+        """Returns what a manifest's panel keeps of it."""
         return {"row": self.row, "length": len(self), "sha256": self.sha256}
 
 
 @dataclass(frozen=True)
 class Bank:
-    """Prefixes in source order, and the run they come from: its directory, its manifest, the matrix ledger's digest."""
+    """The prefixes of a run."""
 
-    prefixes: tuple[Prefix, ...]
-    source: Path
-    manifest: dict[str, Any]
-    ledger_sha256: str
+    prefixes: tuple[Prefix, ...]  # in source order
+    source: Path  # the run's directory
+    manifest: Manifest  # the run's
+    ledger_sha256: str  # of the matrix ledger
 
     def text(self) -> str:
-        """bank.jsonl: one canonical line a prefix."""
+        """Returns bank.jsonl: one canonical line per prefix."""
         return "".join(canonical({**p.name(), "tokens": list(p.tokens)}) + "\n" for p in self.prefixes)
 
     def record(self) -> dict[str, Any]:
-        """The manifest's `panel.bank`."""
+        """Returns the manifest's `panel.bank`."""
         return {"sha256": sha256_text(self.text()), "rows": len(self.prefixes), "ledger_sha256": self.ledger_sha256}
 
     def first(self, limit: int | None) -> "Bank":
+        """Returns the bank of the first `limit` prefixes."""
         return replace(self, prefixes=self.prefixes[:limit])
 
-    def lengths(self) -> list[tuple[int, str]]:
-        """(prefix length, row id): all that the outcome-blind selections read."""
-        return [(len(prefix), prefix.row) for prefix in self.prefixes]
 
-
-def open_source(path: Path, experiments: tuple[str, ...], command: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Manifest and rows of a finished run that passed its gates; InputError ends with the command that makes one."""
+def open_source(path: Path, experiments: tuple[str, ...], command: str) -> tuple[Manifest, list[Row]]:
+    """Returns manifest and rows of a finished run that passed its gates. InputError ends with the command that
+    makes one."""
     try:
         run, summary = read_finished(path)
     except InputError as error:
@@ -78,17 +79,19 @@ def open_source(path: Path, experiments: tuple[str, ...], command: str) -> tuple
         raise refuse(f"{path}: experiment", " or ".join(experiments), run.experiment)
     if not summary.get("passed"):
         raise InputError(f"{path}: expected a run whose gates all passed, found failed rows; make it with: {command}")
-    return run.manifest, list(run.rows.values())
+    return cast(Manifest, run.manifest), [cast(Row, row) for row in run.rows.values()]
 
 
 def open_bank(path: Path) -> Bank:
-    """The bank of a finished matrix or fixed_prefix run. InputError where the run is missing, unfinished or altered."""
+    """Returns the bank of a finished matrix or fixed_prefix run. InputError where the run is missing, unfinished or
+    altered."""
     manifest, rows = open_source(path, ("matrix", "fixed_prefix"), MATRIX_COMMAND)
     return matrix_bank(path, manifest, rows) if manifest["experiment"] == "matrix" else copied_bank(path, manifest)
 
 
-def matrix_bank(path: Path, manifest: dict[str, Any], rows: list[dict[str, Any]]) -> Bank:
-    """From a matrix ledger. InputError for another dtype, and for a prefix that is not what its digest says."""
+def matrix_bank(path: Path, manifest: Manifest, rows: list[Row]) -> Bank:
+    """Returns the bank of a matrix ledger. InputError for another dtype, and for a prefix that is not what its
+    digest says."""
     dtype = manifest["numeric"][0]["dtype"]
     if dtype != BANK_DTYPE:
         raise InputError(f"{path}: expected a {BANK_DTYPE} run, found {dtype}; make it with: {MATRIX_COMMAND}")
@@ -96,8 +99,9 @@ def matrix_bank(path: Path, manifest: dict[str, Any], rows: list[dict[str, Any]]
     return Bank(tuple(prefixes), path, manifest, sha256_file(path / ROWS))
 
 
-def copied_bank(path: Path, manifest: dict[str, Any]) -> Bank:
-    """From a fixed_prefix run's copy. InputError when the copy is not the one that the run's manifest froze."""
+def copied_bank(path: Path, manifest: Manifest) -> Bank:
+    """Returns the bank of a fixed_prefix run's copy. InputError when the copy is not the one that the run's
+    manifest froze."""
     file = path / BANK
     data = read_bytes(file, MAX_BANK_BYTES)
     entries = [parse_json(line, f"{file} line {n}") for n, line in enumerate(data.splitlines(), start=1)]
@@ -110,7 +114,22 @@ def copied_bank(path: Path, manifest: dict[str, Any]) -> Bank:
     return bank
 
 
-def _prefix(row: Any, entry: dict[str, Any], where: str) -> Prefix:
+def open_strata(path: Path) -> tuple[Bank, dict[str, str]]:
+    """Returns the bank of a finished fixed_prefix run, and each row's stratum: "exact" where its BF16 suffixes were
+    equal, else "divergent"."""
+    manifest, rows = open_source(path, ("fixed_prefix",), FIXED_COMMAND)
+    bank = copied_bank(path, manifest)
+    strata = {
+        row["row"]: "exact" if row["comparisons"]["incremental:prefill"]["suffix"]["exact"] else "divergent"
+        for row in rows
+        if row["dtype"] == BANK_DTYPE
+    }
+    if list(strata) != [prefix.row for prefix in bank.prefixes]:
+        raise InputError(f"{path}: expected {BANK_DTYPE} rows for the whole bank, found {len(strata)}; {FIXED_COMMAND}")
+    return bank, strata
+
+
+def _prefix(row: Any, entry: Mapping[str, Any], where: str) -> Prefix:
     tokens, digest = tuple(entry["tokens"]), entry["sha256"]
     if token_digest(tokens) != digest or entry["length"] != len(tokens):
         raise refuse(f"{where}: SHA-256 of the {entry['length']} prefix tokens", digest, token_digest(tokens))
@@ -148,7 +167,8 @@ def require_same_meaning(bank: Bank, contract: Contract, checkpoint: Path) -> li
 
 
 def prefix_states(bank: Bank, prefixes: list[Prefix], contract: Contract, context: int) -> list[State]:
-    """Each prefix replayed through the contract; InputError names the first that is no boundary or leaves no room."""
+    """Replays each prefix through the contract and returns the states. InputError names the first that is no
+    boundary or leaves no room."""
     states = []
     for prefix in prefixes:
         where = f"{bank.source}: prefix of row {prefix.row}"

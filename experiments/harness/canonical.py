@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from experiments.harness.records import Row
 
 
 def canonical(value: Any) -> str:
@@ -20,14 +23,14 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def seal(row: dict[str, Any]) -> str:
+def seal(row: Mapping[str, Any]) -> str:
     """The row's line, closed by `row_sha256`, the digest of the line without it."""
     return canonical({**row, "row_sha256": sha256_text(canonical(row))})
 
 
-def unseal(line: str) -> dict[str, Any]:
+def unseal(line: str) -> Row:
     """The row of a sealed line; ValueError when any byte is not as it was written."""
     row = json.loads(line)
     if not isinstance(row, dict) or seal({k: v for k, v in row.items() if k != "row_sha256"}) != line:
         raise ValueError("its digest does not match its bytes")
-    return row
+    return cast(Row, row)

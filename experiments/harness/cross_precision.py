@@ -1,15 +1,15 @@
 """Two precisions joined by row: what the change of precision does to each disagreement on fixed prefixes (paper,
 section 3.4), and how many prefixes two matrices share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.harness.ledger import row_key
+from experiments.harness.records import Comparison, Row
 from stats.endpoints import compare_labels, difference_of_differences
 from stats.intervals import STREAMS, Z_MATRIX, wilson
 
-Row = dict[str, Any]
-DIFFERS: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+DIFFERS: dict[str, tuple[str, Callable[[Comparison], bool]]] = {
     "suffix_disagreement": ("cross_suffix", lambda pair: not pair["suffix"]["exact"]),
     "answer_disagreement": ("cross_answer", lambda pair: not pair["answer_equal"]),
     "answer_tokens_disagreement": ("cross_answer", lambda pair: not pair["answer_tokens_equal"]),
@@ -56,7 +56,9 @@ def cross_precision(rows: Sequence[Row], left: str, right: str, arms: tuple[str,
     }
 
 
-def matched_prefixes(left: Sequence[Row], right: Sequence[Row], dtypes: tuple[str, str]) -> dict[str, Any]:
+def matched_prefixes(
+    left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]], dtypes: tuple[str, str]
+) -> dict[str, Any]:
     """Joins two matrices by row and counts the rows whose boundary prefixes are identical (paper, section 3.3).
 
     left, right: the rows of a matrix in each of `dtypes`; rows that failed closed are left out, `rows` says how many

@@ -7,6 +7,7 @@ from typing import Any
 from experiments.harness.leaves import compare_leaves, leaves, without
 from experiments.harness.ledger import row_key
 from experiments.harness.reader import Run, read_finished
+from experiments.harness.records import Row, RowExtra
 
 COUNTERPART = {"live": "incremental", "live_replica": "incremental_replica"}
 COUNTERPART |= {theirs: mine for mine, theirs in COUNTERPART.items()}
@@ -81,7 +82,7 @@ def _scalars(left: Any, right: Any) -> int:
     return sum("first_difference" not in path for path in names)
 
 
-def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dict[str, Any]) -> Row:
     """Returns one row of the audit: its gates, the leaf counts per section, and the first leaves that differ.
 
     Gates: `arms` (arms were joined, or neither row is made of arms), `prefix`, `suffix LEFT:RIGHT` (the whole token
@@ -105,9 +106,10 @@ def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dic
         for field in ("suffix", *DIGESTS):
             if field in a and field in b:
                 gates[f"{field} {mine}:{theirs}"] = a[field] == b[field]
+    identity: RowExtra = {"cell": left["cell"]} if "cell" in left else {"dtype": dtype}
     return {
         "row": left["row"],
-        **({"cell": left["cell"]} if "cell" in left else {"dtype": dtype}),
+        **identity,
         "index": index,
         "left_row_sha256": left["row_sha256"],
         "right_row_sha256": right["row_sha256"],

@@ -1,4 +1,4 @@
-"""The append-only ledger `rows.jsonl`: one sealed line a row, in source order, safe against a crash at any byte."""
+"""The append-only ledger `rows.jsonl`: one sealed line per row, in source order, safe against a crash at any byte."""
 
 import errno
 import fcntl
@@ -6,18 +6,19 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.canonical import seal, unseal
 from experiments.harness.exits import uninterrupted
+from experiments.harness.records import Row
 from minimodel.errors import InputError, refuse
 
 FULL_SEAL = re.compile(rb'"row_sha256":".{64}"\}')
 
 
-def row_key(entry: dict[str, Any]) -> str:
+def row_key(entry: Mapping[str, Any]) -> str:
     """Returns the identity of a ledger row, as in the manifest's `row_order`: its id, led by its cell or dtype.
 
     No two rows of a run share it. Whatever looks a row up, joins two runs or names a row uses this key.
@@ -75,7 +76,7 @@ def lock(path: Path, name: Path | None = None) -> int:
     return handle
 
 
-def read_ledger(path: Path, row_order: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], int]:
+def read_ledger(path: Path, row_order: Sequence[str] | None = None) -> tuple[list[Row], int]:
     """Returns the rows, and the bytes of a torn tail (0: none).
 
     InputError for a damaged complete line, for two rows of one identity and, where `row_order` is given, for a row that
@@ -93,7 +94,7 @@ def read_ledger(path: Path, row_order: Sequence[str] | None = None) -> tuple[lis
     return rows, torn
 
 
-def unsealed(line: bytes, where: str) -> dict[str, Any]:
+def unsealed(line: bytes, where: str) -> Row:
     """Returns the row of a sealed line. InputError for damage, and for a row without what every row has."""
     try:
         row = unseal(line.decode("ascii"))
@@ -152,7 +153,7 @@ def append_line(path: Path, line: str) -> None:
             raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def append_row(path: Path, row: dict[str, Any]) -> None:
+def append_row(path: Path, row: Row) -> None:
     """Appends one sealed row."""
     append_line(path, seal(row))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from decode.contract import Contract
-from experiments.harness.rundir import INFORMATION
+from experiments.harness.records import ContractEntries, Manifest, Panel
 from minimodel.bits import COPIES
 from minimodel.checkpoint import Checkpoint, file_digests
 from minimodel.machine import machine_record
@@ -33,12 +33,13 @@ def build_manifest(
     tasks_bytes: bytes | None,
     row_order: list[str],
     preflight: int,
-    panel: dict[str, Any] | None = None,
+    panel: Panel | None = None,
     information: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Manifest:
     """numeric: one contract a dtype of the run, in order; `apply` is called on each to record what it puts in force.
     contract: None for a stock checkpoint. tasks_bytes: the task file's, None for an experiment that reads none.
     """
+    entries: ContractEntries = {} if contract is None else contract_entries(contract)
     records = []
     for one in numeric:
         one.apply()
@@ -54,12 +55,12 @@ def build_manifest(
         "checkpoint": file_digests(checkpoint),
         "checkpoint_warnings": [*checkpoint.warnings, *casts],
         "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
-        **({} if contract is None else contract_entries(contract)),
+        **entries,
         "preflight": preflight,
         "plan": plan_record(),
         "panel": panel or {},
         "row_order": row_order,
-        INFORMATION: {
+        "information": {
             "checkpoint": str(checkpoint.directory),
             "command": sys.argv[1:],
             **git_state(),
@@ -68,7 +69,7 @@ def build_manifest(
     }
 
 
-def contract_entries(contract: Contract) -> dict[str, Any]:
+def contract_entries(contract: Contract) -> ContractEntries:
     """Returns what a manifest keeps of the decoding contract."""
     return {
         "tokens": contract.meaning(),

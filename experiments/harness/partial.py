@@ -10,7 +10,6 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.harness.canonical import canonical
 from experiments.harness.ledger import (
@@ -23,10 +22,10 @@ from experiments.harness.ledger import (
     unsealed,
     whole_lines,
 )
+from experiments.harness.records import Row, Timing
 from minimodel.errors import InputError
 
 PARTIAL = "partial"
-Row = dict[str, Any]
 
 
 class PartialLedger:
@@ -38,7 +37,7 @@ class PartialLedger:
         self._rows, self._timing = (run / PARTIAL / f"{kind}-{rank}.jsonl" for kind in ("rows", "timing"))
         self._lock = lock(self._rows)
 
-    def append(self, row: Row, timing: Row) -> None:
+    def append(self, row: Row, timing: Timing) -> None:
         append_row(self._rows, row)
         append_line(self._timing, canonical(timing))
 

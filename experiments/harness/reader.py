@@ -1,6 +1,6 @@
 """Reads a run directory back, whatever made it: manifest, rows by identity, summary. The one reader of runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,10 @@ def read_run(path: Path) -> Run:
     if not torn and len(rows) == len(manifest["row_order"]) and (path / SUMMARY).exists():
         summary = read_json_object(path / SUMMARY)
         _require_agreement(path, rows, summary)
-    return Run(path, manifest, {row_key(row): row for row in rows}, summary)
+    return Run(path, manifest, {row_key(row): {**row} for row in rows}, summary)
 
 
-def _require_agreement(path: Path, rows: list[Row], summary: dict[str, Any]) -> None:
+def _require_agreement(path: Path, rows: Sequence[Mapping[str, Any]], summary: dict[str, Any]) -> None:
     """InputError unless the summary's verdict follows from the ledger: no failed run may be read as a passed one."""
     wanted = {"rows": len(rows), "gates": gate_counts(rows)}
     for key, value in wanted.items():

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from experiments.harness.ledger import (
     whole_lines,
     write_whole,
 )
+from experiments.harness.records import Manifest, Row, Summary, Timing
 from minimodel.errors import InputError
 from minimodel.files import MAX_JSON_BYTES, read_json_object
 
@@ -35,14 +36,14 @@ class RunDirectory:
     of a sharded run wrote to partial ledgers, ready to be taken when all before them are there.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], fresh: bool) -> None:
+    def __init__(self, path: Path, manifest: Manifest, fresh: bool) -> None:
         """Creates or reopens the run. InputError, with nothing written, when it is another run or no run, or too large
         to be read back, or another process holds it.
         """
         self.path = path
         if fresh and path.exists():
             set_aside(path, MANIFEST, ("schema", "row_order"), LOCK)
-        plain = json.loads(canonical(manifest))
+        plain: Manifest = json.loads(canonical(manifest))
         _require_takeable(path, plain)  # before a lock file is put there, and again once the lock is held
         path.resolve().mkdir(parents=True, exist_ok=True)  # where a link leads, nothing may stand yet
         self._lock = lock(path / LOCK, path)
@@ -53,7 +54,7 @@ class RunDirectory:
             self.close()
             raise
 
-    def _open(self, path: Path, manifest: dict[str, Any]) -> None:
+    def _open(self, path: Path, manifest: Manifest) -> None:
         if not (path / MANIFEST).exists():
             write_whole(path / MANIFEST, _manifest_text(manifest))
         self.manifest = manifest
@@ -86,14 +87,14 @@ class RunDirectory:
         """Reads what ranks have written meanwhile; none may be writing now. InputError names a damaged line."""
         self.waiting = partial.scan(self.path, list(self.manifest["row_order"]), self._written)
 
-    def append(self, row: dict[str, Any], timing: dict[str, Any]) -> None:
+    def append(self, row: Row, timing: Timing) -> None:
         """Adds a finished row; its timing goes to a file of its own, so that two runs write one and the same ledger."""
         assert row_key(row) == self.manifest["row_order"][self.length], "rows are written in the manifest's order"
         append_row(self.path / ROWS, row)
         self._written.append(None)
         append_line(self.path / TIMING, canonical(timing))
 
-    def put_aside(self, rows: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    def put_aside(self, rows: Sequence[tuple[Row, Timing]]) -> None:
         """Writes finished rows and their timings to a partial ledger, where they wait for the rows before them."""
         if not rows:
             return
@@ -105,7 +106,7 @@ class RunDirectory:
             ledger.close()
         self.look_again()
 
-    def take(self, index: int) -> dict[str, Any] | None:
+    def take(self, index: int) -> Row | None:
         """Returns row `index` if it is there. A row in a partial ledger is first appended to `rows.jsonl`."""
         if index < len(self.rows):
             return self.rows[index]
@@ -120,7 +121,7 @@ class RunDirectory:
             append_line(self.path / TIMING, line.timing)
         return row
 
-    def written(self) -> list[dict[str, Any]]:
+    def written(self) -> list[Row]:
         """All rows, read back: what a summary is made of, so that a long run need not hold them while it decodes."""
         return read_ledger(self.path / ROWS)[0]
 
@@ -132,7 +133,7 @@ class RunDirectory:
         elif sha256_file(path) != sha256_text(text):
             raise InputError(f"{path}: expected SHA-256 {sha256_text(text)}, found {sha256_file(path)}")
 
-    def finish(self, summary: dict[str, Any], report: str) -> None:
+    def finish(self, summary: Summary, report: str) -> None:
         """Writes summary.json and report.md; what partial ledgers still hold stands in `rows.jsonl` by then."""
         write_whole(self.path / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=True, allow_nan=False) + "\n")
         write_whole(self.path / REPORT, report)
@@ -143,11 +144,11 @@ class RunDirectory:
         os.close(self._lock)
 
 
-def _manifest_text(manifest: dict[str, Any]) -> str:
+def _manifest_text(manifest: Mapping[str, Any]) -> str:
     return json.dumps(manifest, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def _require_takeable(path: Path, manifest: dict[str, Any]) -> None:
+def _require_takeable(path: Path, manifest: Manifest) -> None:
     """InputError unless `path` is this run, or nothing, or an empty directory, and the manifest can be read back."""
     require_distinct(manifest["row_order"], f"{path / MANIFEST}: row_order")
     size = len(_manifest_text(manifest))
@@ -192,12 +193,12 @@ def require_own(path: Path, document: str, keys: tuple[str, ...], lock_name: str
     return True
 
 
-def require_same_manifest(wanted: dict[str, Any], path: Path) -> None:
+def require_same_manifest(wanted: Manifest, path: Path) -> None:
     """InputError, naming the fields, where `wanted` is not the manifest of the run in `path`, information apart."""
     _require_same(json.loads(canonical(wanted)), read_json_object(path / MANIFEST), path / MANIFEST)
 
 
-def _require_same(wanted: dict[str, Any], found: dict[str, Any], where: Path) -> None:
+def _require_same(wanted: Manifest, found: Mapping[str, Any], where: Path) -> None:
     differing = compare_leaves(without(wanted, INFORMATION), without(found, INFORMATION)).lines("expected", "found")
     if differing:
         shown = "; ".join(differing[:4]) + (f"; and {len(differing) - 4} more" if len(differing) > 4 else "")

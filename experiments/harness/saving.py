@@ -27,13 +27,13 @@ def file_name(row: str, arm: str) -> str:
 
 @dataclass(frozen=True)
 class Saving:
-    """What a run writes beside its ledger. `directory`: the run's. `last`: the token slots a trace keeps, None all."""
+    """What a run writes beside its ledger."""
 
-    directory: Path
-    boundaries: bool
-    rows: frozenset[str]
-    last: int | None
-    provenance: Provenance | None
+    directory: Path  # the run's
+    boundaries: bool  # of every row
+    rows: frozenset[str]  # those that are traced
+    last: int | None  # token slots that a trace keeps; None: all
+    provenance: Provenance | None  # None where nothing is saved
     _traces: dict[tuple[str, str], Trace] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -60,7 +60,7 @@ class Saving:
         return self._traces[row, arm].observe
 
     def write(self, row: str, arm: str, boundary: Boundary) -> None:
-        """Writes what was asked for of this construction."""
+        """Writes the files that were asked for of this construction."""
         if self.provenance is None:
             return
         if self.boundaries:
@@ -70,11 +70,23 @@ class Saving:
             trace.save(self.directory / TRACES / file_name(row, arm), boundary, self.provenance, row)
 
     def missing(self, rows: Iterable[str], arms: Iterable[str]) -> list[str]:
-        """Files that were asked for and are not there: of rows that were kept from an earlier, plainer command."""
+        """Returns the files that were asked for and are not there: rows resumed from a run without these flags."""
         arms = list(arms)
         wanted = [Path(BOUNDARIES) / file_name(row, arm) for row in rows for arm in arms if self.boundaries]
         wanted += [Path(TRACES) / file_name(row, arm) for row in sorted(self.rows) for arm in arms]
         return [str(path) for path in wanted if not (self.directory / path).exists()]
+
+    def notes(self, rows: Iterable[str], arms: Iterable[str]) -> list[str]:
+        """Returns a line for stderr where files are missing."""
+        missing = self.missing(rows, arms)
+        if not missing:
+            return []
+        more = f" and {len(missing) - 1} more were" if len(missing) > 1 else " was"
+        fix = "the rows being kept from before; use --fresh or another --out"
+        return [f"{self.directory}: {missing[0]}{more} not written, {fix}"]
+
+
+NOTHING_SAVED = Saving(Path(), False, frozenset(), None, None)
 
 
 def saving_options(command: Callable[..., Any]) -> Callable[..., Any]:

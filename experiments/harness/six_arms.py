@@ -4,103 +4,138 @@ and 3.7).
 Expected answers are neither read nor recomputed here: a row is known by its name, and its arms are not scored.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cache.boundary import Boundary
 from cache.build import build_prefill, incremental_steps
 from cache.transplant import transplant, whole_transplant_holds
-from decode.greedy import Steps, choose
+from decode.greedy import Steps
 from decode.state import State
-from experiments.harness.arms import continued, prefix_holds, replica_exact
+from experiments.harness.arms import eligible_choice, prefix_holds
 from experiments.harness.bank import Prefix
+from experiments.harness.experiment import ArmExperiment, Arms, gate
+from experiments.harness.panel import shortfall
 from experiments.harness.progress import RowProgress
-from experiments.harness.rows import row_entry
+from experiments.harness.records import Endpoints, Row, RowExtra, Summary
 from experiments.harness.summary import pair_summary
-from experiments.harness.tasks import RowName
+from experiments.harness.tasks import RowName, longest_continuation
+from experiments.report.closing import donor_line
 from minimodel.decoder import Decoder
-from minimodel.roles import MERGE
 from stats.donors import DonorEndpoints, DonorRow, donor_endpoints
 from stats.intervals import Z_TRANSPLANT
 
 INTO_PREFILL, INTO_INCREMENTAL = "incremental_cache_into_prefill", "prefill_cache_into_incremental"
 NATIVE = ("incremental", "incremental_replica", "prefill", "prefill_replica")
-ARMS = (*NATIVE, INTO_PREFILL, INTO_INCREMENTAL)
-PAIRS = [
-    ("incremental", "incremental_replica"),
-    ("prefill", "prefill_replica"),
-    ("incremental", "prefill"),
-    ("incremental", INTO_PREFILL),  # donor and recipient-with-the-donor's-cache
-    ("prefill", INTO_INCREMENTAL),
-]
-GATES = (
-    "prefix",
-    "replica_incremental",
-    "replica_prefill",
-    f"provenance_{INTO_PREFILL}",
-    f"provenance_{INTO_INCREMENTAL}",
-    "raw_argmax",
-    "functional_state",
-    "storage_disjoint",
-    "copies_synchronised",
-    "argmax",
-)
+DONORS = {INTO_PREFILL: ("incremental", "prefill"), INTO_INCREMENTAL: ("prefill", "incremental")}  # donor, recipient
+SIDES = ("donor", "recipient", "neither")
 
 
-def six_arm_row(
-    model: Decoder, prefix: Prefix, state: State, index: int, progress: RowProgress, stratum: str | None = None
-) -> Steps[dict[str, Any]]:
-    """Builds both constructions twice, transplants both ways, decodes six suffixes.
-
-    `stratum`: what an earlier run found the row to be, "divergent" or "exact"; `stratum_reproduced` then records
-    whether this run's own baselines are that too. It is an endpoint and not a gate.
-    """
-    progress.arm("boundary")
-    incremental = yield from incremental_steps(model, state)
-    prefill = build_prefill(model, state)
-    native = (incremental, incremental.replica(), prefill, prefill.replica())
-    into_prefill = transplant(recipient=prefill, donor=incremental)
-    into_incremental = transplant(recipient=incremental, donor=prefill)
-    progress.fed(3 * len(state))
-    arms = yield from continued(model, dict(zip(ARMS, (*native, into_prefill, into_incremental))), progress)
-    first = {name: first_choice(boundary) for name, boundary in zip(NATIVE, native)}
-    gates = {
-        "prefix": prefix_holds(arms, prefix.tokens),
-        "replica_incremental": replica_exact(arms[0], arms[1]),
-        "replica_prefill": replica_exact(arms[2], arms[3]),
-        f"provenance_{INTO_PREFILL}": whole_transplant_holds(into_prefill, prefill, incremental),
-        f"provenance_{INTO_INCREMENTAL}": whole_transplant_holds(into_incremental, incremental, prefill),
-        "raw_argmax": len(set(first.values())) == 1,
-    }
-    donor = _donor_row({arm.name: list(arm.suffix.tokens) for arm in arms})
-    raw = {name: choice[0] for name, choice in first.items()}
-    extra: dict[str, Any] = {"raw_argmax": raw, "donor": _outcome(donor)}
-    if stratum is not None:
-        extra["stratum"] = stratum
-        extra["stratum_reproduced"] = donor.divergent == (stratum == "divergent")
-    return row_entry(RowName(prefix.row), index, state, arms, PAIRS, gates, extra)
+def follows(suffix: object, donor: object, recipient: object) -> str:
+    """Returns whose trajectory a suffix repeats from the boundary to the end, a name of `SIDES`."""
+    return "donor" if suffix == donor else "recipient" if suffix == recipient else "neither"
 
 
-def first_choice(boundary: Boundary) -> tuple[int, int]:
-    """The argmax of the boundary logits over the whole vocabulary, and the one among eligible tokens.
+@dataclass(frozen=True)
+class SixArms(ArmExperiment):
+    """Builds both constructions twice, transplants both ways, decodes six suffixes."""
 
-    A transplant keeps its recipient's logits: only where all constructions have one of each do both interventions
-    begin with the same first suffix token.
-    """
-    eligible = boundary.state.contract.eligible[MERGE].to(boundary.logits.device)
-    return int(boundary.logits[0].argmax()), choose(boundary.logits, eligible)[0]
+    decoder: Decoder
+    prefixes: Sequence[Prefix]  # the frozen rows
+    states: Sequence[State]  # of each
+
+    arms = (*NATIVE, INTO_PREFILL, INTO_INCREMENTAL)
+    pairs = (
+        ("incremental", "incremental_replica"),
+        ("prefill", "prefill_replica"),
+        ("incremental", "prefill"),
+        ("incremental", INTO_PREFILL),  # donor and recipient-with-the-donor's-cache
+        ("prefill", INTO_INCREMENTAL),
+    )
+
+    @property
+    def longest(self) -> int:
+        return longest_continuation(self.states)
+
+    def model(self, index: int) -> Decoder:
+        return self.decoder
+
+    def task(self, index: int) -> RowName:
+        return RowName(self.prefixes[index].row)
+
+    def boundaries(self, index: int, progress: RowProgress) -> Steps[tuple[Boundary, ...]]:
+        state = self.states[index]
+        incremental = yield from incremental_steps(self.decoder, state)
+        prefill = build_prefill(self.decoder, state)
+        native = (incremental, incremental.replica(), prefill, prefill.replica())
+        into_prefill = transplant(recipient=prefill, donor=incremental)
+        into_incremental = transplant(recipient=incremental, donor=prefill)
+        progress.fed(3 * len(state))
+        return (*native, into_prefill, into_incremental)
+
+    @gate
+    def prefix(self, made: Arms) -> bool:
+        """The bank's tokens, and what follows from them alone, entered every construction."""
+        return prefix_holds(made.all, self.prefixes[made.index].tokens)
+
+    @gate
+    def replica_incremental(self, made: Arms) -> bool:
+        return made.replica_exact("incremental")
+
+    @gate
+    def replica_prefill(self, made: Arms) -> bool:
+        return made.replica_exact("prefill")
+
+    @gate
+    def provenance_incremental_cache_into_prefill(self, made: Arms) -> bool:
+        return _provenance(made, INTO_PREFILL)
+
+    @gate
+    def provenance_prefill_cache_into_incremental(self, made: Arms) -> bool:
+        return _provenance(made, INTO_INCREMENTAL)
+
+    @gate
+    def raw_argmax(self, made: Arms) -> bool:
+        """All constructions have one argmax over the whole vocabulary and one among eligible tokens.
+
+        A transplant keeps its recipient's logits: only then do both interventions begin with the same first suffix
+        token.
+        """
+        boundaries = [made[name].boundary for name in NATIVE]
+        return len({(raw_argmax(one), eligible_choice(one)[0]) for one in boundaries}) == 1
+
+    def extra(self, made: Arms) -> RowExtra:
+        raw = {name: raw_argmax(made[name].boundary) for name in NATIVE}
+        return {"raw_argmax": raw, "donor": _outcome(donor_row(made.suffixes()))}
+
+    def closing(self, summary: Summary) -> list[str]:
+        return [donor_line(summary), *shortfall(summary["panel"])]
 
 
-def donor_rows(rows: list[dict[str, Any]]) -> list[DonorRow]:
-    """The suffixes of the ledger rows that hold arms: all but those that failed closed."""
-    return [_donor_row({name: arm["suffix"] for name, arm in row["arms"].items()}) for row in rows if row["arms"]]
+def _provenance(made: Arms, name: str) -> bool:
+    """Whether every bit of a transplant's K/V is the donor's, and all else the recipient's."""
+    donor, recipient = DONORS[name]
+    return whole_transplant_holds(made[name].boundary, made[recipient].boundary, made[donor].boundary)
 
 
-def _donor_row(suffixes: dict[str, list[int]]) -> DonorRow:
+def raw_argmax(boundary: Boundary) -> int:
+    """Returns the argmax of the boundary logits over the whole vocabulary."""
+    return int(boundary.logits[0].argmax())
+
+
+def donor_row(suffixes: Mapping[str, Any]) -> DonorRow:
+    """Returns the four suffixes of a row, by arm, that donor recovery is about."""
     return DonorRow(suffixes["incremental"], suffixes["prefill"], suffixes[INTO_PREFILL], suffixes[INTO_INCREMENTAL])
 
 
+def donor_rows(rows: Sequence[Mapping[str, Any]]) -> list[DonorRow]:
+    """Returns the suffixes of the ledger rows that hold arms: all but those that failed closed."""
+    return [donor_row({name: arm["suffix"] for name, arm in row["arms"].items()}) for row in rows if row["arms"]]
+
+
 def _outcome(donor: DonorRow) -> dict[str, bool]:
-    """The row's `donor`: recovery means something on divergent rows, `novel` on exact ones."""
+    """Returns the row's `donor`: recovery means something on divergent rows, `novel` on exact ones."""
     return {
         "divergent": donor.divergent,
         f"{INTO_PREFILL}_recovers": donor.prefill_recipient_follows_donor,
@@ -110,27 +145,14 @@ def _outcome(donor: DonorRow) -> dict[str, bool]:
     }
 
 
-def donor_summary(rows: list[dict[str, Any]]) -> tuple[DonorEndpoints, dict[str, Any]]:
-    """The registered endpoints, and the summary's part that holds them.
-
-    `endpoints`: each {count, n, rate, wilson_95} on its own eligible set. `grid` {ARM: {donor, recipient, neither}}: on
-    divergent rows, whose trajectory each transplanted arm continues. The rest compares the two constructions.
-    """
+def donor_summary(rows: Sequence[Row]) -> tuple[DonorEndpoints, Endpoints]:
+    """Returns the registered endpoints, and the summary's part that holds them beside incremental against prefill."""
     found = donor_rows(rows)
     endpoints = donor_endpoints(found)
-    divergent = [row for row in found if row.divergent]
-    grid = {
-        INTO_PREFILL: _follows(divergent, INTO_PREFILL, "incremental", "prefill"),
-        INTO_INCREMENTAL: _follows(divergent, INTO_INCREMENTAL, "prefill", "incremental"),
-    }
+    grid = {}
+    for arm, (donor, recipient) in DONORS.items():
+        divergent = [[getattr(row, name) for name in (arm, donor, recipient)] for row in found if row.divergent]
+        sides = [follows(*suffixes) for suffixes in divergent]
+        grid[arm] = {side: sides.count(side) for side in SIDES}
     pair = pair_summary(rows, "incremental", "prefill", z=Z_TRANSPLANT)
     return endpoints, {**pair, "endpoints": endpoints.as_dict(), "grid": grid}
-
-
-def _follows(rows: list[DonorRow], arm: str, donor: str, recipient: str) -> dict[str, int]:
-    counts = {"donor": 0, "recipient": 0, "neither": 0}
-    for row in rows:
-        suffix = getattr(row, arm)
-        side = "donor" if suffix == getattr(row, donor) else None
-        counts[side or ("recipient" if suffix == getattr(row, recipient) else "neither")] += 1
-    return counts

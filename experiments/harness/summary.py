@@ -1,36 +1,30 @@
 """summary.json from ledger rows: one pair of arms, every endpoint with its interval."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.harness.ledger import row_key
+from experiments.harness.records import Endpoints, GateCount, PairEndpoints, Row, Summary
 from stats.endpoints import compare_labels, disagreement, divergence_spread
 from stats.intervals import Z_MATRIX
 
-Row = dict[str, Any]
 
-
-def gate_counts(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
-    """{GATE: {passed, of}} over all rows; a row that failed closed fails every gate."""
+def gate_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, GateCount]:
+    """Counts each gate over all rows. A row that failed closed fails every gate."""
     names = list(dict.fromkeys(name for row in rows for name in row["gates"]))
     return {name: {"passed": sum(bool(row["gates"].get(name)) for row in rows), "of": len(rows)} for name in names}
 
 
-def pair_summary(rows: Sequence[Row], left: str, right: str, stream: int = 0, z: float = Z_MATRIX) -> dict[str, Any]:
-    """Returns the endpoints of one comparison over the rows that hold it; `n` in each says how many those are.
-
-    `answer_tokens_disagreement`: answer blocks that are not equal token for token. Where the arms are scored:
-    `answer_disagreement` (stated letters or numbers), correctness, and accuracy (bootstrap stream `stream`).
-    `first_token_divergence_rows`: rows whose suffixes differ in the first token after the boundary.
-    """
+def pair_summary(rows: Sequence[Row], left: str, right: str, stream: int = 0, z: float = Z_MATRIX) -> PairEndpoints:
+    """Returns the endpoints of one comparison. stream: the bootstrap's, of the accuracies. z: the Wilson intervals'."""
     name = f"{left}:{right}"
     kept = [row for row in rows if name in row["comparisons"]]
     pairs = [row["comparisons"][name] for row in kept]
     if not pairs:
         return {"comparison": name, "compared_rows": 0}
     divergences = [pair["suffix"]["first_divergence"] for pair in pairs]
-    scored = {}
+    scored: PairEndpoints = {}
     if "correct_equal" in pairs[0]:
         labels = [[row["arms"][arm]["correct"] for row in kept] for arm in (left, right)]
         scored = {
@@ -79,11 +73,8 @@ def _drift(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def run_summary(experiment: str, dtype: str, rows: Sequence[Row], endpoints: dict[str, Any]) -> dict[str, Any]:
-    """Returns the summary's head, common to all experiments, and the experiment's own endpoints.
-
-    `no_result`: null, or why the endpoints are no result, and over how many rows they were computed.
-    """
+def run_summary(experiment: str, dtype: str, rows: Sequence[Row], endpoints: Endpoints) -> Summary:
+    """Returns the summary's head, common to all experiments, and the experiment's own endpoints."""
     prefixes = [row["prefix"]["length"] for row in rows if "prefix" in row]
     return {
         "experiment": experiment,

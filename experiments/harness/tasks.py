@@ -4,6 +4,7 @@
 its place.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from decode.contract import Contract
 from decode.state import State
 from decode.text import LETTERS
 from experiments.harness.gold import EXPLICIT, right_choice, right_number
-from experiments.harness.records import json_lines, refuse_rows
+from experiments.harness.jsonlines import json_lines, refuse_rows
 from minimodel.errors import InputError
 from minimodel.files import read_bytes
 
@@ -24,9 +25,9 @@ SHOWN_ID = 60  # characters of an id in a message
 
 @dataclass(frozen=True)
 class Task:
-    """One row."""
+    """One line of a task file."""
 
-    id: str
+    id: str  # of the row
     question: str
     choices: tuple[str, ...]  # empty where the answer is a number
     answer: str  # the letter of the right choice, or the number in its one spelling
@@ -69,7 +70,8 @@ def parse_tasks(data: bytes, path: Path) -> list[Task]:
 
 
 def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Path) -> list[State]:
-    """The prompt state of each task. InputError lists every task whose longest possible row exceeds the context."""
+    """Returns the prompt state of each task. InputError lists every task whose longest possible row exceeds the
+    context."""
     states, faults = [], []
     for task in tasks:
         try:
@@ -86,9 +88,16 @@ def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Pat
     return states
 
 
-def longest_row(contract: Contract, prompts: list[State]) -> int:
-    """The most tokens that the row of any of these prompts can hold."""
-    return contract.prefix_limit(max(len(prompt) for prompt in prompts)) + contract.suffix_limit()
+def longest_row(prompts: Sequence[State]) -> int:
+    """Returns the most tokens that the row of any of these prompts can hold."""
+    longest = max(prompts, key=len)
+    return longest.contract.prefix_limit(len(longest)) + longest.contract.suffix_limit()
+
+
+def longest_continuation(prefixes: Sequence[State]) -> int:
+    """Returns the most tokens that a continuation of any of these boundary prefixes can hold."""
+    longest = max(prefixes, key=len)
+    return len(longest) + longest.contract.suffix_limit()
 
 
 def _parse(raw: dict[str, Any]) -> Task | str:

@@ -10,7 +10,7 @@ from typing import Any
 from decode.text import LETTERS
 from experiments.harness.canonical import canonical
 from experiments.harness.gold import INDEX, letter_is_ambiguous
-from experiments.harness.records import refuse_rows
+from experiments.harness.jsonlines import refuse_rows
 from experiments.prepare.sources import Record
 
 # a line of the question that states an answer, as a source's leftover would

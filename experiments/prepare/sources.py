@@ -6,7 +6,7 @@ from typing import Any
 
 from decode.text import LETTERS
 from experiments.harness.gold import EXPLICIT, right_choice, right_number
-from experiments.harness.records import read_records, refuse_rows
+from experiments.harness.jsonlines import read_records, refuse_rows
 from minimodel.errors import InputError
 
 GPQA = {

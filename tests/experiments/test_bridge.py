@@ -7,9 +7,10 @@ import shutil
 import pytest
 
 import experiments.bridge as bridge
+from experiments.bridge import Bridge
 from experiments.harness.bank import open_bank
+from experiments.harness.panel import select_spread
 from minimodel.bits import bits
-from stats.panels import length_spread
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
 
 BF16 = ("--dtype", "bf16")
@@ -27,7 +28,7 @@ def finished(study, tmp_path_factory):
 def test_live_and_incremental_are_one_boundary_in_every_bit(finished):
     _, rows, summary = open_finished(finished)
     for row in rows:
-        assert tuple(row["arms"]) == bridge.ARMS and sorted(row["gates"]) == sorted(bridge.GATES) and row["passed"]
+        assert tuple(row["arms"]) == Bridge.arms and list(row["gates"]) == Bridge.gates() and row["passed"]
         pair = row["comparisons"]["live:incremental"]
         assert pair["cache"]["exact"] and pair["logits"]["exact"] and pair["suffix"]["exact"]
         assert row["arms"]["live"]["cache_sha256"] == row["arms"]["incremental"]["cache_sha256"]
@@ -38,12 +39,12 @@ def test_live_and_incremental_are_one_boundary_in_every_bit(finished):
     )
 
 
-def test_the_saved_prefix_is_told_and_not_asked(study, finished, tmp_path):
+def test_the_saved_prefix_is_recorded_and_not_a_gate(study, finished, tmp_path):
     _, rows, summary = open_finished(finished)
     # the same code, machine and checkpoint reach the saved prefix again
     assert summary["saved_prefix_agreement"]["count"] == ROWS
     assert all(row["saved_prefix"]["first_divergence"] is None for row in rows)
-    # FP32 reaches other prefixes on some rows, and no gate minds
+    # FP32 reaches other prefixes on some rows, and no gate fails
     run(study, "bridge", tmp_path / "fp32", "--dtype", "fp32", "--limit", 3)
     other = ledger(tmp_path / "fp32")
     assert all(row["passed"] for row in other)
@@ -55,8 +56,8 @@ def test_the_saved_prefix_is_told_and_not_asked(study, finished, tmp_path):
 def test_the_panel_is_frozen_before_decoding_and_blind_to_outcomes(study, finished, tmp_path):
     manifest, rows, _ = open_finished(finished)
     bank = open_bank(study / "runs/matrix-bf16")
-    chosen = length_spread(bank.lengths(), ROWS)
-    assert [entry["row"] for entry in manifest["panel"]["rows"]] == [bank.prefixes[i].row for i in chosen]
+    chosen = select_spread(bank.prefixes, ROWS)
+    assert [entry["row"] for entry in manifest["panel"]["rows"]] == [prefix.row for prefix in chosen]
     assert [row["row"] for row in rows] == manifest["row_order"]
     # other outcomes and answers, the same lengths: the same panel
     source = tmp_path / "matrix"
@@ -66,7 +67,7 @@ def test_the_panel_is_frozen_before_decoding_and_blind_to_outcomes(study, finish
         for arm in row["arms"].values():
             arm["correct"], arm["answer"], arm["suffix"] = not arm["correct"], [], [1, 2, 3]
     rewrite(source, altered)
-    assert bridge.select(open_bank(source)) == bridge.select(bank)
+    assert select_spread(open_bank(source).prefixes, 12) == select_spread(bank.prefixes, 12)
 
 
 def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_a_replica_with_one_is_a_gate(

@@ -8,12 +8,13 @@ import pytest
 import experiments.carrier.__main__ as carrier
 from cache import build_incremental, build_prefill, compare, transplant
 from decode.greedy import alone, greedy_suffix
-from experiments.carrier.__main__ import DIRECTIONS, carrier_row, follows
+from experiments.carrier.__main__ import Carrier
 from experiments.carrier.sites import sites
 from experiments.carrier.tables import carrier_summary
 from experiments.harness.bank import Prefix
 from experiments.harness.panel import panel_record
 from experiments.harness.progress import Progress
+from experiments.harness.six_arms import DONORS, INTO_PREFILL, follows
 from experiments.report.sections import run_report
 from minimodel.roles import ROLE_NAMES
 from tests.experiments.runs import ledger, one_line, open_finished, rewrite, run
@@ -54,17 +55,17 @@ def test_a_suffix_follows_donor_recipient_or_neither(three):
     suffix = greedy_suffix(three.model, three.prefill)
     other = dataclasses.replace(suffix, tokens=(*suffix.tokens[:-1], suffix.tokens[-1] ^ 1))
     third = dataclasses.replace(suffix, tokens=(*suffix.tokens[:-1], suffix.tokens[-1] ^ 2))
-    assert follows(suffix, suffix, other) == "donor"
-    assert follows(other, suffix, other) == "recipient"
-    assert follows(third, suffix, other) == "neither"
+    assert follows(suffix.tokens, suffix.tokens, other.tokens) == "donor"
+    assert follows(other.tokens, suffix.tokens, other.tokens) == "recipient"
+    assert follows(third.tokens, suffix.tokens, other.tokens) == "neither"
 
 
 def test_a_row_has_every_site_in_both_directions_and_says_when_the_baselines_agree(three):
     state = three.live.state
     prefix = Prefix("r", state.tokens, state.sha256())
-    row = alone(carrier_row(three.model, prefix, state, 0, Progress(1, 0, quiet=True).row("a")))
+    row = alone(Carrier(three.model, [prefix], [state], {}).row(0, Progress(1, 0, quiet=True).row("a")))
     names = [site.name for site in sites(three.model.config, state)]
-    for direction in DIRECTIONS:
+    for direction in DONORS:
         assert list(row["sites"][direction]) == names
         donor = row["arms"][direction.split("_cache_into_")[0]]
         assert row["sites"][direction]["whole"]["suffix_sha256"] == donor["suffix_sha256"]
@@ -94,7 +95,7 @@ def synthetic_row(name: str, flips_at: int, layers: int = 4) -> dict:
         "passed": True,
         "prefix": {"length": 9},
         "comparisons": {},
-        "sites": dict.fromkeys(DIRECTIONS, one),
+        "sites": dict.fromkeys(DONORS, one),
     }
 
 
@@ -104,7 +105,7 @@ def test_counts_and_the_smallest_layer_range_follow_the_rule():
         "rule", {"divergent": 3}, {"divergent": 3}, [{"row": r, "stratum": "divergent"} for r in "abc"]
     )
     summary = carrier_summary("bf16", panel, rows)
-    into_prefill = DIRECTIONS[0]
+    into_prefill = INTO_PREFILL
     assert summary["sites"]["first_2"][into_prefill]["donor"]["count"] == 1
     assert summary["sites"]["first_2"][into_prefill]["neither"]["count"] == 2
     assert summary["smallest"]["first"][into_prefill] == [1, 3, 4]
@@ -126,9 +127,9 @@ def test_a_run_takes_the_divergent_rows_and_the_whole_cache_carries_them(study, 
     assert rows and {row["row"] for row in rows} <= {row["row"] for row in source}
     assert [row["row"] for row in rows] == manifest["row_order"] and summary["passed"]
     for row in rows:
-        assert sorted(row["gates"]) == sorted(carrier.GATES) and row["arms"].keys() == {"incremental", "prefill"}
-        assert {row["sites"][direction]["empty"]["follows"] for direction in DIRECTIONS} == {"recipient"}
-    for direction in DIRECTIONS:
+        assert list(row["gates"]) == carrier.Carrier.gates() and row["arms"].keys() == {"incremental", "prefill"}
+        assert {row["sites"][direction]["empty"]["follows"] for direction in DONORS} == {"recipient"}
+    for direction in DONORS:
         assert summary["sites"]["empty"][direction]["donor"]["count"] == 0
         assert summary["sites"]["whole"][direction]["donor"]["n"] == len(rows)
 

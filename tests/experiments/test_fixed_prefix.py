@@ -7,6 +7,8 @@ import shutil
 import pytest
 
 import experiments.fixed_prefix as fixed_prefix
+import experiments.harness.experiment as experiment
+from experiments.fixed_prefix import FixedPrefix
 from experiments.harness.bank import open_bank
 from experiments.harness.canonical import sha256_file
 from experiments.harness.cross_precision import cross_precision
@@ -42,8 +44,8 @@ def test_all_rows_of_one_precision_come_before_those_of_the_other(finished):
     assert [(row["dtype"], row["row"]) for row in rows] == [(d, n) for d in ("bf16", "fp32") for n in names]
     assert [one["dtype"] for one in manifest["numeric"]] == ["bf16", "fp32"]
     for row in rows:
-        assert tuple(row["arms"]) == fixed_prefix.ARMS
-        assert sorted(row["gates"]) == sorted(fixed_prefix.GATES) and row["passed"]
+        assert tuple(row["arms"]) == FixedPrefix.arms
+        assert list(row["gates"]) == FixedPrefix.gates() and row["passed"]
         assert row["arms"]["prefill"]["geometry"]["dtype"] == {"bf16": "bfloat16", "fp32": "float32"}[row["dtype"]]
         assert row["comparisons"]["incremental:incremental_replica"]["cache"]["exact"]
         assert row["comparisons"]["prefill:prefill_replica"]["cache"]["exact"]
@@ -108,7 +110,7 @@ def test_the_crossing_on_counts_worked_out_by_hand():
     assert crossed["prefix_identity"]["count"] == 10
     other = [*rows[:10], *synthetic("fp32", [False] * 10, prefix=1)]
     assert cross_precision(other, "bf16", "fp32", ("incremental", "prefill"))["prefix_identity"]["count"] == 0
-    assert fixed_prefix.crossing_fault(crossed) == {} == fixed_prefix.crossing_fault(None)
+    assert fixed_prefix.crossing_fault(crossed) == "" == fixed_prefix.crossing_fault(None)
     # the same tokens in both precisions, other roles or mask rows for one arm of one row
     rows[12]["arms"]["prefill"]["boundary_state_sha256"] = "other"
     crossed = cross_precision(rows, "bf16", "fp32", ("incremental", "prefill"))
@@ -132,9 +134,9 @@ def test_one_precision_alone_has_no_crossing(study, finished, tmp_path):
 
 
 def test_the_preflight_holds_at_each_precision(study, tmp_path, monkeypatch):
-    real = fixed_prefix.replica_exact
+    real = experiment.replica_exact
     monkeypatch.setattr(
-        fixed_prefix, "replica_exact", lambda a, b: real(a, b) and a.boundary.cache.keys(0).element_size() == 2
+        experiment, "replica_exact", lambda a, b: real(a, b) and a.boundary.cache.keys(0).element_size() == 2
     )
     for _ in range(2):  # the second time the failed row is found where the first left it
         done = run(study, "fixed_prefix", tmp_path / "run", expected=3)
@@ -144,13 +146,13 @@ def test_the_preflight_holds_at_each_precision(study, tmp_path, monkeypatch):
 
 
 def test_the_preflight_of_both_precisions_is_decoded_before_all_other_rows(study, finished, tmp_path, monkeypatch):
-    order, real = [], fixed_prefix.fixed_row
+    order, real = [], FixedPrefix.row
 
-    def noted(model, cell, index, progress):
+    def noted(self, index, progress):
         order.append(index)
-        return real(model, cell, index, progress)
+        return real(self, index, progress)
 
-    monkeypatch.setattr(fixed_prefix, "fixed_row", noted)
+    monkeypatch.setattr(FixedPrefix, "row", noted)
     run(study, "fixed_prefix", tmp_path / "run")
     assert order == [0, 1, ROWS, ROWS + 1, *range(2, ROWS), *range(ROWS + 2, 2 * ROWS)]
     for name in ("rows.jsonl", "summary.json"):

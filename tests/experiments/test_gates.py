@@ -21,20 +21,25 @@ import experiments.causes.__main__ as causes
 import experiments.fixed_prefix as fixed_prefix
 import experiments.harness.arms as arms
 import experiments.harness.control as control
+import experiments.harness.retained_live as retained_live
 import experiments.harness.six_arms as six_arms
 import experiments.harness.whole as whole
-import experiments.matrix as matrix
+import experiments.replication as replication
 import experiments.stock_control as stock_control
 from cache import Boundary, build_live, transplant
 from cache.drift import compare
 from decode import RowFailure, State, Suffix
 from decode.greedy import alone
-from experiments.benchmark.arms import NOTHING_SAVED
 from experiments.carrier.sites import sites
 from experiments.causes.cells import Cell
 from experiments.causes.oracle import Oracle
 from experiments.harness.bank import Prefix
+from experiments.harness.experiment import Experiment
 from experiments.harness.progress import Progress
+from experiments.harness.records import Panel
+from experiments.harness.retained_live import RetainedLive
+from experiments.harness.session import Models
+from experiments.harness.six_arms import SixArms
 from experiments.harness.tasks import Task
 from minimodel import Decoder, load_model
 from minimodel.checkpoint import open_checkpoint
@@ -79,8 +84,23 @@ def rows(bf16: Decoder, prompt: State, tiny_directory: Path, stock_directory: Pa
 
 
 PROGRESS = Progress(1, 0, quiet=True).row("t")
+NO_PANEL: Panel = {}
 SCORED = Task("t", TASK["question"], tuple(TASK["choices"]), "C")
 INVARIANT = Cell("bf16", *KERNELS["invariant"])
+
+
+class OneModel(Models):
+    """One loaded model under every name."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+
+    def at(self, name: str) -> Decoder:
+        return self.model
+
+
+def decoded(experiment: Experiment[Any]) -> dict[str, Any]:
+    return alone(experiment.row(0, PROGRESS))
 
 
 def _carrier(row: Row) -> dict[str, Any]:
@@ -89,38 +109,47 @@ def _carrier(row: Row) -> dict[str, Any]:
         patch.object(carrier, "sites", lambda *given: sites(*given)[:2]),
         patch.object(carrier, "build_prefill", _moved(carrier.build_prefill)),
     ):
-        return alone(carrier.carrier_row(row.model, row.prefix, row.state, 0, PROGRESS))
+        return decoded(carrier.Carrier(row.model, [row.prefix], [row.state], NO_PANEL))
 
 
 def _stock(row: Row) -> dict[str, Any]:
     with patch.object(stock_control, "LIMIT", 40):
         given = stock_control.chat_input(row.model, "t", list(row.prompt.tokens), (CHAT_END,))
-        return alone(control.control_row(given, 0, PROGRESS))
+        return decoded(control.Control("stock_control", row.model, [given], NO_PANEL, 400))
 
 
-ROWS: dict[str, tuple[ModuleType, Callable[[Row], dict[str, Any]]]] = {
-    "matrix": (
-        matrix,
-        lambda row: alone(matrix.matrix_row(row.model, SCORED, row.prompt, 0, PROGRESS, NOTHING_SAVED)),
-    ),
-    "fixed_prefix": (
-        fixed_prefix,
-        lambda row: alone(
-            fixed_prefix.fixed_row(row.model, fixed_prefix.Cell("bf16", row.prefix, row.state, SCORED), 0, PROGRESS)
-        ),
-    ),
-    "bridge": (bridge, lambda row: alone(bridge.bridge_row(row.model, row.prefix, row.prompt, 0, PROGRESS))),
-    "six_arms": (six_arms, lambda row: alone(six_arms.six_arm_row(row.model, row.prefix, row.state, 0, PROGRESS))),
-    "batch_control": (
-        batch_control,
-        lambda row: alone(control.control_row(batch_control.whole_input(row.model, "t", row.prompt), 0, PROGRESS)),
-    ),
-    "stock_control": (stock_control, _stock),
-    "causes": (
-        causes,
-        lambda row: alone(causes.causes_row(row.model, INVARIANT, SCORED, row.state, 0, row.oracle, PROGRESS)),
-    ),
-    "carrier": (carrier, _carrier),
+def _batch(row: Row) -> dict[str, Any]:
+    given = batch_control.whole_input(row.model, "t", row.prompt)
+    return decoded(control.Control("batch_control", row.model, [given], NO_PANEL, 400))
+
+
+def _fixed(row: Row) -> dict[str, Any]:
+    cell = fixed_prefix.Cell("bf16", row.prefix, row.state, SCORED)
+    return decoded(fixed_prefix.FixedPrefix(OneModel(row.model), [cell]))
+
+
+def _bridge(row: Row) -> dict[str, Any]:
+    return decoded(bridge.Bridge(row.model, [row.prefix], [row.prompt], NO_PANEL))
+
+
+def _six_arms(row: Row) -> dict[str, Any]:
+    return decoded(replication.Replication(row.model, [row.prefix], [row.state], NO_PANEL, True, ()))
+
+
+def _causes(row: Row) -> dict[str, Any]:
+    return decoded(causes.Causes(OneModel(row.model), [INVARIANT], [SCORED], [row.state], row.oracle, NO_PANEL))
+
+
+# by experiment: its class, the module whose builders a fault replaces, and one row of it
+ROWS: dict[str, tuple[type[Experiment[Any]], ModuleType, Callable[[Row], dict[str, Any]]]] = {
+    "matrix": (RetainedLive, retained_live, lambda row: decoded(RetainedLive(row.model, [SCORED], [row.prompt]))),
+    "fixed_prefix": (fixed_prefix.FixedPrefix, fixed_prefix, _fixed),
+    "bridge": (bridge.Bridge, bridge, _bridge),
+    "six_arms": (SixArms, six_arms, _six_arms),
+    "batch_control": (control.Control, batch_control, _batch),
+    "stock_control": (control.Control, stock_control, _stock),
+    "causes": (causes.Causes, causes, _causes),
+    "carrier": (carrier.Carrier, carrier, _carrier),
 }
 
 Builder = Callable[..., Boundary]
@@ -244,7 +273,7 @@ def suffix_from_other_logits(row: Row, module: ModuleType) -> AbstractContextMan
         logits[:, token] = logits.min()
         return real(model, dataclasses.replace(boundary, logits=logits))
 
-    return _replacing(arms if hasattr(module, "continued") else module, "suffix_steps", other)
+    return _replacing(arms, "suffix_steps", other)
 
 
 def second_best_once(row: Row, module: ModuleType) -> AbstractContextManager[Any]:
@@ -321,7 +350,7 @@ def one_suffix_for_all(row: Row, module: ModuleType) -> AbstractContextManager[A
         made.append(made[0] if made else real(model, boundary))
         return made[0]
 
-    return _replacing(module, "suffix_steps", first)
+    return _replacing(arms, "suffix_steps", first)
 
 
 def empty_transplant_moves_all(row: Row, module: ModuleType) -> AbstractContextManager[Any]:
@@ -411,15 +440,16 @@ PARTS: dict[str, list[Fault]] = {
 
 @pytest.mark.parametrize("experiment", ROWS)
 def test_a_right_row_passes_every_gate_and_each_has_its_fault(rows: Rows, experiment: str) -> None:
-    (module, decode), row = ROWS[experiment], rows(experiment)
-    assert decode(row)["passed"]
-    assert sorted(FAULTS[experiment]) == sorted(getattr(module, "GATES", control.GATES))
+    (kind, _, decode), row = ROWS[experiment], rows(experiment)
+    found = decode(row)
+    assert found["passed"] and list(found["gates"]) == kind.gates()
+    assert sorted(FAULTS[experiment]) == sorted(kind.gates())
 
 
 @pytest.mark.parametrize(("experiment", "gate"), [(name, gate) for name, gates in FAULTS.items() for gate in gates])
 def test_each_gate_fails_on_the_fault_that_it_is_there_for(rows: Rows, experiment: str, gate: str) -> None:
     """The gate itself: in a row that failed closed no gate would be left True."""
-    (module, decode), row = ROWS[experiment], rows(experiment)
+    (_, module, decode), row = ROWS[experiment], rows(experiment)
     with FAULTS[experiment][gate](row, module):
         found = decode(row)
     assert not found["gates"][gate] and not found["passed"] and any(found["gates"].values())
@@ -428,7 +458,7 @@ def test_each_gate_fails_on_the_fault_that_it_is_there_for(rows: Rows, experimen
 @pytest.mark.parametrize(("experiment", "fault"), [(name, fault) for name in PARTS for fault in PARTS[name]])
 def test_whatever_enters_the_decoder_wrongly_fails_the_row(rows: Rows, experiment: str, fault: Fault) -> None:
     """Through the gate, or closed where a transplant finds that donor and recipient hold two states."""
-    (module, decode), row = ROWS[experiment], rows(experiment)
+    (_, module, decode), row = ROWS[experiment], rows(experiment)
     with fault(row, module):
         try:
             assert not decode(row)["gates"]["functional_state"]
@@ -446,7 +476,7 @@ def test_prefill_and_incremental_take_their_roles_from_the_tokens_and_not_from_l
         return dataclasses.replace(live, state=dataclasses.replace(live.state, roles=tuple(roles)))
 
     for experiment, arm in (("matrix", "prefill"), ("bridge", "incremental")):
-        (module, decode), row = ROWS[experiment], rows(experiment)
+        (_, module, decode), row = ROWS[experiment], rows(experiment)
         right = decode(row)
         with _replacing(module, "live_steps", wrong):
             found = decode(row)

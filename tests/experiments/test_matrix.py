@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import experiments.matrix as matrix
+from experiments.harness.retained_live import RetainedLive
 from tests.experiments.commands import command, start
 from tests.experiments.matrices import ROWS, arguments, write_inputs
 from tests.experiments.runs import call, one_line, open_finished
@@ -32,9 +32,9 @@ def test_a_row_has_the_four_arms_three_comparisons_and_every_gate(finished):
     manifest, rows, summary = open_finished(finished)
     assert [row["row"] for row in rows] == manifest["row_order"]
     for row in rows:
-        assert tuple(row["arms"]) == matrix.ARMS
+        assert tuple(row["arms"]) == RetainedLive.arms
         assert set(row["comparisons"]) == {"live:live_replica", "prefill:prefill_replica", "live:prefill"}
-        assert tuple(sorted(row["gates"])) == tuple(sorted(matrix.GATES))
+        assert list(row["gates"]) == RetainedLive.gates()
         assert row["passed"] and all(row["gates"].values())
         cache = row["comparisons"]["live:prefill"]["cache"]
         assert not cache["exact"] and 0 < cache["relative_l2"] < 0.1

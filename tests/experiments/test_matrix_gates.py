@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import experiments.harness.retained_live as retained_live
 import experiments.matrix as matrix
 from tests.experiments.matrices import ROWS, arguments, write_inputs
 from tests.experiments.runs import call
@@ -31,7 +32,7 @@ def test_a_gate_that_fails_ends_the_run_with_code_3(inputs, tmp_path, monkeypatc
 
 
 def test_copies_that_disagree_fail_the_row_closed(inputs, tmp_path, monkeypatch):
-    build = matrix.build_prefill
+    build = retained_live.build_prefill
 
     def broken(model, state, **options):
         boundary = build(model, state, **options)
@@ -40,7 +41,7 @@ def test_copies_that_disagree_fail_the_row_closed(inputs, tmp_path, monkeypatch)
         boundary.cache.require_equal_copies()
         return boundary
 
-    monkeypatch.setattr(matrix, "build_prefill", broken)
+    monkeypatch.setattr(retained_live, "build_prefill", broken)
     done = call("matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
     assert done.exit_code == 3
     assert "preflight failed: row t000: cache layer 2 key: the physical copies differ in bits" in done.stdout

@@ -9,6 +9,7 @@ import experiments.harness.six_arms as six_arms
 import experiments.replication as replication
 from decode.contract import OPEN
 from experiments.harness.bank import open_bank
+from experiments.harness.panel import select_spread
 from stats.donors import (
     CHECKPOINT_SENSITIVE,
     CONDITIONAL,
@@ -16,7 +17,6 @@ from stats.donors import (
     STRONG,
     UNDERPOWERED,
 )
-from stats.panels import length_spread
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, run
 
 BF16 = ("--dtype", "bf16")
@@ -34,13 +34,13 @@ def finished(study, tmp_path_factory):
 def test_the_later_checkpoint_decodes_the_same_bank(study, finished):
     manifest, rows, summary = open_finished(finished)
     bank = open_bank(study / "runs/matrix-bf16")
-    chosen = [bank.prefixes[i] for i in length_spread(bank.lengths(), ROWS)]
+    chosen = select_spread(bank.prefixes, ROWS)
     assert manifest["panel"]["bank"] == bank.record()
     assert [entry["row"] for entry in manifest["panel"]["rows"]] == [prefix.row for prefix in chosen]
     assert [row["prefix"]["sha256"] for row in rows] == [prefix.sha256 for prefix in chosen]
     assert manifest["checkpoint"] != bank.manifest["checkpoint"] and not summary["own_checkpoint"]
     for row in rows:
-        assert tuple(row["arms"]) == six_arms.ARMS and sorted(row["gates"]) == sorted(six_arms.GATES)
+        assert tuple(row["arms"]) == six_arms.SixArms.arms and list(row["gates"]) == six_arms.SixArms.gates()
         assert row["passed"] and "stratum" not in row and "correct" not in row["arms"]["prefill"]
     endpoints = summary["endpoints"]
     divergent = sum(not row["comparisons"]["incremental:prefill"]["suffix"]["exact"] for row in rows)
@@ -77,7 +77,7 @@ def ledger_rows(divergent: int, exact: int, unrecovered: int = 0, novel: int = 0
         rows.append(
             {
                 "row": f"r{index}",
-                "arms": {name: {"suffix": suffix} for name, suffix in zip(six_arms.ARMS, suffixes)},
+                "arms": {name: {"suffix": suffix} for name, suffix in zip(six_arms.SixArms.arms, suffixes)},
                 "comparisons": {"incremental:prefill": pair},
                 "gates": {"prefix": passed},
                 "passed": passed,

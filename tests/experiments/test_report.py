@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from experiments.harness.cross_precision import matched_prefixes
-from experiments.matrix import matrix_summary
+from experiments.harness.retained_live import matrix_summary
 from experiments.report.overview import glance, provenance
 from experiments.report.rows import row_entry, view
 from experiments.report.runs import read_runs

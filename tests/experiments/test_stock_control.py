@@ -9,7 +9,7 @@ from cache.digest import cache_sha256
 from cache.kv import KVCache
 from decode.greedy import alone
 from decode.record import causal_sha256
-from experiments.harness.control import GATES
+from experiments.harness.control import Control
 from experiments.harness.whole import chat_steps, selected_logprob
 from experiments.stock_control import LIMIT
 from minimodel import load_model
@@ -31,7 +31,7 @@ def test_a_run_holds_what_the_release_has_a_column_for(every_run):
     assert manifest["stock"]["cap"] == LIMIT == 512 and manifest["stock"]["eos_ids"] == [270, 256]
     assert "<|im_start|>user\n{question}" in manifest["stock"]["template"]
     for row in rows:
-        assert sorted(row["gates"]) == sorted(GATES) and row["passed"]
+        assert list(row["gates"]) == Control.gates() and row["passed"]
         assert row["comparisons"]["pair:pair_replica"]["logprobs"]["exact"]
         for arm in row["arms"].values():
             assert len(arm["tokens"]) == LIMIT or arm["tokens"][-1] in STOP

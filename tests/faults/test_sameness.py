@@ -13,13 +13,12 @@ import pytest
 from cache import build_live, build_prefill
 from decode import Contract, State, greedy_suffix
 from decode.greedy import alone
-from experiments.harness.arms import Arm, replica_exact
+from experiments.harness.arms import Arm
 from experiments.harness.canonical import seal
+from experiments.harness.experiment import Arms
 from experiments.harness.progress import Progress
-from experiments.harness.rows import row_entry
-from experiments.harness.saving import Saving
+from experiments.harness.retained_live import RetainedLive
 from experiments.harness.tasks import load_tasks
-from experiments.matrix import ARMS, PAIRS, matrix_row
 from minimodel import load_model
 from tests.conftest import numeric
 from tests.experiments.commands import command
@@ -84,25 +83,25 @@ def test_arms_decoded_in_reverse_order_are_the_same_row(small: Small, undisturbe
         prefill = build_prefill(model, State.from_tokens(contract, tokens))
         prefill_replica = prefill.replica()
         live = build_live(model, prompt)
-        boundaries = dict(zip(ARMS, (live, live.replica(), prefill, prefill_replica)))
-        suffixes = {name: greedy_suffix(model, boundaries[name]) for name in reversed(ARMS)}
-        arms = [Arm(name, boundaries[name], suffixes[name]) for name in ARMS]
-        gates = {"replica_live": replica_exact(arms[0], arms[1]), "replica_prefill": replica_exact(arms[2], arms[3])}
-        row = row_entry(task, index, live.state, arms, PAIRS, gates, {"prefix_margins": list(live.margins)})
-        assert seal(row) == lines[index]
+        names = RetainedLive.arms
+        boundaries = dict(zip(names, (live, live.replica(), prefill, prefill_replica)))
+        suffixes = {name: greedy_suffix(model, boundaries[name]) for name in reversed(names)}
+        made = Arms(index, len(live.state), {name: Arm(name, boundaries[name], suffixes[name]) for name in names})
+        matrix = RetainedLive(model, tasks, [prompt] * len(tasks))
+        gates = {name: getattr(matrix, name)(made) for name in matrix.gates()}
+        assert seal(matrix.entry(index, made, gates)) == lines[index]
 
 
 def test_rows_decoded_in_another_order_are_the_same_rows(small: Small, undisturbed: Reference) -> None:
     model, contract = load_model(small.checkpoint, numeric("bf16")), Contract.load(small.checkpoint)
     tasks, _ = load_tasks(small.tasks, None)
-    saving = Saving(small.root, False, frozenset(), None, None)
+    prompts = [State.prompt(contract, task.question, task.choices) for task in tasks]
     lines = undisturbed.rows.decode().splitlines()
+    matrix, progress = RetainedLive(model, tasks, prompts), Progress(1, 0, quiet=True).row("a")
     for index in (4, 0, 3):
-        prompt = State.prompt(contract, tasks[index].question, tasks[index].choices)
-        row = alone(matrix_row(model, tasks[index], prompt, index, Progress(1, 0, quiet=True).row("a"), saving))
-        assert seal(row) == lines[index]
-    last = State.prompt(contract, "x", ["y"])
-    row = alone(matrix_row(model, tasks[4], last, 4, Progress(1, 0, quiet=True).row("a"), saving))
+        assert seal(alone(matrix.row(index, progress))) == lines[index]
+    prompts[4] = State.prompt(contract, "x", ["y"])
+    row = alone(matrix.row(4, progress))
     assert seal(row) != lines[4], "the control: another prompt"
 
 

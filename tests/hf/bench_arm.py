@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
+from decode.greedy import alone
 from decode.state import State
-from experiments.benchmark.arms import NOTHING_SAVED
 from experiments.harness.progress import Progress
 from experiments.harness.tasks import Task
 from minimodel.decoder import Observe, Record
 from minimodel.numerics import NumericContract
 from tests.hf import versions
-from tests.hf.record import record_row
+from tests.hf.record import Recording
 from tests.hf.reference import Reference
 
 
@@ -78,9 +78,7 @@ class TransformersArm:
         return [tensor for pair in versions.keys_and_values(cache.inner) for tensor in pair]
 
     def row(self, task: Task, prompt: State) -> dict[str, Any]:
-        return record_row(
-            self.model.reference, task, prompt, 0, Progress(1, 0, quiet=True).row("a"), NOTHING_SAVED, False
-        )
+        return alone(Recording(self.model.reference, [task], [prompt]).row(0, Progress(1, 0, quiet=True).row("a")))
 
 
 def open_arm(directory: Path, numeric: NumericContract) -> TransformersArm:

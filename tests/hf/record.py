@@ -8,6 +8,8 @@ has the bits of our `--kernels packed_gqa`, earlier releases those of `repeat_kv
 """
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,18 @@ from cache.storage import Provenance
 from decode.contract import Contract
 from decode.greedy import Steps
 from decode.state import State
-from experiments.harness.arms import Arm, replica_exact
+from experiments.harness.arms import Arm
 from experiments.harness.exits import run_command
+from experiments.harness.experiment import Arms, boundary_length, gate
+from experiments.harness.loop import Plan, run_plan
 from experiments.harness.manifest import build_manifest
 from experiments.harness.options import dtype_option
 from experiments.harness.progress import RowProgress
-from experiments.harness.rows import row_entry
-from experiments.harness.runner import Plan, run_plan
+from experiments.harness.records import Manifest, Row, Summary
+from experiments.harness.retained_live import RetainedLive, matrix_summary
 from experiments.harness.saving import Saving, saving_options
-from experiments.harness.tasks import Task, load_tasks, prompt_states
+from experiments.harness.tasks import load_tasks, prompt_states
 from experiments.harness.trace import require_room
-from experiments.matrix import ARMS, GATES, PAIRS, matrix_summary
-from experiments.report.closing import closing_line
 from minimodel.checkpoint import open_checkpoint
 from minimodel.errors import refuse
 from minimodel.numerics import NumericContract
@@ -47,42 +49,63 @@ from tests.hf.recording import (
 from tests.hf.reference import Reference
 
 SOURCE = f"transformers {versions.INSTALLED}"
-MORE_ARMS = ("incremental", "incremental_replica")
-MORE_PAIRS = [("incremental", "incremental_replica"), ("live", "incremental"), ("incremental", "prefill")]
 
 
-def record_row(
-    reference: Reference,
-    task: Task,
-    prompt: State,
-    index: int,
-    progress: RowProgress,
-    saving: Saving,
-    incremental: bool,
-) -> dict[str, Any]:
-    """One row, field for field as `experiments.matrix` writes it; `incremental` adds its two arms and comparisons."""
-    progress.arm("boundary")
-    live = record_live(reference, prompt, saving.observe(task.id, "live"))
-    state = live.boundary.state
-    prefill = record_prefill(reference, state, saving.observe(task.id, "prefill"))
-    made = dict(zip(ARMS, (live, replica(live), prefill, record_prefill(reference, state))))
-    if incremental:
-        again = record_incremental(reference, state, saving.observe(task.id, "incremental"))
-        made.update(zip(MORE_ARMS, (again, replica(again))))
-    for name in ("live", "prefill", "incremental"):
-        if name in made:
-            saving.write(task.id, name, made[name].boundary)
-    require_disjoint(list(made.values()))
-    progress.fed(len(state))
-    arms = {name: _continue(reference, name, one, progress) for name, one in made.items()}
-    pairs = PAIRS + (MORE_PAIRS if incremental else [])
-    gates = {
-        f"replica_{name}": replica_exact(arms[name], arms[f"{name}_replica"])
-        for name in ("live", "prefill", "incremental")
-        if name in arms
-    }
-    extra = {"prefix_margins": list(live.boundary.margins)}
-    return row_entry(task, index, state, list(arms.values()), pairs, gates, extra)
+@dataclass(frozen=True)
+class Recording(RetainedLive):
+    """A matrix whose rows transformers decodes; field for field what `experiments.matrix` writes."""
+
+    decoder: Reference  # type: ignore[assignment]
+    dtype: str = "bf16"
+
+    def decode(self, index: int, progress: RowProgress) -> Steps[Arms]:
+        progress.arm("boundary")
+        row, reference, saving = self.tasks[index].id, self.decoder, self.saving
+        live = record_live(reference, self.prompts[index], saving.observe(row, "live"))
+        state = live.boundary.state
+        prefill = record_prefill(reference, state, saving.observe(row, "prefill"))
+        made = {"live": live, "live_replica": replica(live), "prefill": prefill}
+        made["prefill_replica"] = record_prefill(reference, state)
+        made.update(self.more(row, state))
+        for name in made:
+            if not name.endswith("_replica"):
+                saving.write(row, name, made[name].boundary)
+        require_disjoint(list(made.values()))
+        progress.fed(len(state))
+        reached = boundary_length([one.boundary for one in made.values()])
+        return Arms(index, reached, {name: _continue(reference, name, one, progress) for name, one in made.items()})
+        yield  # transformers steps by itself: a row is one piece of work
+
+    def more(self, row: str, state: State) -> dict[str, Recorded]:
+        """Returns further arms."""
+        return {}
+
+    def summarise(self, rows: Sequence[Row]) -> Summary:
+        return matrix_summary(self.dtype, rows)
+
+    def notes(self) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class IncrementalRecording(Recording):
+    """The same with the two incremental arms and their comparisons."""
+
+    arms = (*RetainedLive.arms, "incremental", "incremental_replica")
+    pairs = (
+        *RetainedLive.pairs,
+        ("incremental", "incremental_replica"),
+        ("live", "incremental"),
+        ("incremental", "prefill"),
+    )
+
+    def more(self, row: str, state: State) -> dict[str, Recorded]:
+        made = record_incremental(self.decoder, state, self.saving.observe(row, "incremental"))
+        return {"incremental": made, "incremental_replica": replica(made)}
+
+    @gate
+    def replica_incremental(self, made: Arms) -> bool:
+        return made.replica_exact("incremental")
 
 
 def _continue(reference: Reference, name: str, recorded: Recorded, progress: RowProgress) -> Arm:
@@ -100,7 +123,7 @@ def recorder_sha256() -> str:
     return digest.hexdigest()
 
 
-def described(manifest: dict[str, Any]) -> dict[str, Any]:
+def described(manifest: Manifest) -> Manifest:
     """The manifest of a run of ours, changed where transformers stood in: source, attention, linear, environment."""
     numeric = [{**one, "attention": f"{SOURCE} sdpa", "linear": "torch.nn.Linear"} for one in manifest["numeric"]]
     return {
@@ -137,28 +160,13 @@ def build_plan(options: RecordOptions) -> Plan:
             information={"tasks": str(options.tasks)},
         )
     )
-    longest = max(contract.prefix_limit(len(prompt)) for prompt in prompts)
-    saving = open_saving(options, manifest, longest, reference)
-
-    def decode(index: int, progress: RowProgress) -> Steps[dict[str, Any]]:
-        return record_row(reference, tasks[index], prompts[index], index, progress, saving, options.incremental)
-        yield  # transformers steps by itself: a row is one piece of work
-
-    return Plan(
-        manifest=manifest,
-        preflight=options.preflight,
-        gates=(*GATES, *(["replica_incremental"] if options.incremental else [])),
-        task=lambda index: tasks[index],
-        decode=decode,
-        model=lambda index: reference,  # nothing is taken together, so nothing reads it
-        longest=longest,
-        batch_size=1,
-        summarise=lambda rows: matrix_summary(options.dtype, rows),
-        closing=lambda summary: [closing_line(summary)],
-    )
+    saving = open_saving(options, manifest, max(contract.prefix_limit(len(prompt)) for prompt in prompts), reference)
+    kind = IncrementalRecording if options.incremental else Recording
+    # batch size 1: nothing is taken together
+    return Plan(kind(reference, tasks, prompts, saving, options.dtype), manifest, options.preflight, batch_size=1)
 
 
-def open_saving(options: RecordOptions, manifest: dict[str, Any], longest: int, reference: Reference) -> Saving:
+def open_saving(options: RecordOptions, manifest: Manifest, longest: int, reference: Reference) -> Saving:
     """What is written beside the ledger: the files that a run of ours writes, with transformers as their source."""
     if options.traced:
         require_room(reference.config, options.dtype, min(options.trace_last or longest, longest))

@@ -16,9 +16,8 @@ from decode.greedy import greedy_suffix
 from decode.state import State
 from experiments import matrix
 from experiments.crosscheck import __main__ as crosscheck
-from experiments.harness.arms import Arm
+from experiments.harness.arms import Arm, arm_entry
 from experiments.harness.options import DEMO
-from experiments.harness.rows import row_entry
 from experiments.harness.tasks import load_tasks
 from experiments.harness.trace import SCHEMA as TRACE
 from minimodel.bits import same_bits
@@ -142,9 +141,8 @@ def test_incremental_arms(study: Path, theirs: Path, dtype: str) -> None:
         Arm(name, each, greedy_suffix(model, each))
         for name, each in (("incremental", boundary), ("incremental_replica", boundary.replica()))
     ]
-    mine = row_entry(task, 0, boundary.state, arms, [("incremental", "incremental_replica")], {})
-    for name, entry in mine["arms"].items():
-        assert json.loads(json.dumps(entry)) == row["arms"][name]
+    for arm in arms:
+        assert json.loads(json.dumps(arm_entry(arm, task))) == row["arms"][arm.name]
 
 
 @pytest.mark.parametrize(

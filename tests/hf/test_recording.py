@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from decode.contract import Contract
+from decode.greedy import alone
 from decode.state import State
-from experiments.benchmark.arms import NOTHING_SAVED
 from experiments.harness.progress import Progress
 from experiments.harness.tasks import Task
 from minimodel.bits import RowFailure, bits
@@ -89,9 +89,8 @@ def test_a_gate_of_a_recording_fails_on_its_fault(
     prompt = State.prompt(Contract.load(study / "checkpoint"), task.question, task.choices)
 
     def gates() -> dict[str, bool]:
-        return record.record_row(reference, task, prompt, 0, Progress(1, 0, quiet=True).row("a"), NOTHING_SAVED, True)[
-            "gates"
-        ]
+        recording = record.IncrementalRecording(reference, [task], [prompt])
+        return alone(recording.row(0, Progress(1, 0, quiet=True).row("a")))["gates"]
 
     assert all(gates().values())
     with pytest.MonkeyPatch.context() as patch:

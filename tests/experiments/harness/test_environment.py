@@ -74,7 +74,7 @@ def test_the_codes_digest_covers_rows_and_verdicts_and_not_the_style_sheet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {path.relative_to(ROOT).as_posix() for path in deciding_files(ROOT)}
-    deciding = {"minimodel/decoder.py", "experiments/harness/rows.py", "experiments/matrix.py", "experiments/audit.py"}
+    deciding = {"minimodel/decoder.py", "experiments/harness/arms.py", "experiments/matrix.py", "experiments/audit.py"}
     assert deciding | {"stats/endpoints.py", "cache/kv.py", "experiments/causes/rules.py"} <= names
     assert not names & {"experiments/report/style.py", "experiments/report/html.py", "experiments/study.py"}
     for room in ("minimodel", "experiments/harness", "experiments/report"):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from experiments.harness import ranks
+from experiments.harness.loop import phases
 from experiments.harness.options import RunOptions
 from experiments.harness.ranks import SHARDED, RankFailed, claim_devices, current, launcher_words, world
-from experiments.harness.sharding import phases
 from minimodel.errors import InputError
 from tests.experiments.commands import start as start_command
 from tests.experiments.runs import call, one_line
@@ -189,7 +189,8 @@ def test_the_experiments_that_share_rows_are_those_that_take_the_common_options(
 
     folder = Path(importlib.import_module("experiments").__file__).parent
     commands = [*folder.glob("*.py"), *folder.glob("*/__main__.py")]
-    loops = {p.parent.name if p.stem == "__main__" else p.stem for p in commands if "return run_plan(" in p.read_text()}
+    named = {p.parent.name if p.stem == "__main__" else p.stem: p.read_text() for p in commands}
+    loops = {name for name, text in named.items() if "from experiments.harness.loop import run\n" in text}
     assert loops == set(SHARDED)
     assert RunOptions  # the options that they share
 

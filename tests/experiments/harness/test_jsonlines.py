@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from experiments import paired
-from experiments.harness.records import read_records
+from experiments.harness.jsonlines import read_records
 from experiments.harness.tasks import load_tasks
 from experiments.prepare import __main__ as prepare
 from minimodel.errors import InputError
