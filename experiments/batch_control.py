@@ -14,13 +14,13 @@ import click
 
 from decode.record import derived_sha256
 from decode.state import State
-from experiments.harness.control import Control, Input, select
-from experiments.harness.exits import run_command
-from experiments.harness.loop import run
-from experiments.harness.options import RunOptions, common_options, dtype_option
-from experiments.harness.session import open_session
-from experiments.harness.tasks import longest_row
-from experiments.harness.whole import whole_steps
+from experiments.run.control import Control, Input, select
+from experiments.run.exits import run_command
+from experiments.run.loop import run
+from experiments.run.options import RunOptions, common_options, dtype_option
+from experiments.run.session import open_session
+from experiments.run.tasks import longest_row
+from experiments.run.whole import whole_steps
 from minimodel.decoder import Decoder
 
 

@@ -18,19 +18,19 @@ from cache.boundary import Boundary
 from cache.build import incremental_steps, live_steps
 from decode.greedy import Steps
 from decode.state import State
-from experiments.harness.bank import Prefix, open_bank
-from experiments.harness.exits import run_command
-from experiments.harness.experiment import ArmExperiment, Arms, boundary_length, gate
-from experiments.harness.loop import run
-from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
-from experiments.harness.panel import panel_counts, panel_span, select_spread, shortfall, spread_record
-from experiments.harness.progress import RowProgress
-from experiments.harness.records import Endpoints, Panel, Row, RowExtra, Summary
-from experiments.harness.session import bank_tasks, open_bank_session
-from experiments.harness.summary import pair_summary, run_summary
-from experiments.harness.tasks import RowName, longest_row
 from experiments.report.closing import outcome
 from experiments.report.values import rate
+from experiments.run.bank import Prefix, open_bank
+from experiments.run.exits import run_command
+from experiments.run.experiment import ArmExperiment, Arms, boundary_length, gate
+from experiments.run.loop import run
+from experiments.run.options import RunOptions, common_options, dtype_option, source_option
+from experiments.run.panel import panel_counts, panel_span, select_spread, shortfall, spread_record
+from experiments.run.progress import RowProgress
+from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
+from experiments.run.session import bank_tasks, open_bank_session
+from experiments.run.summary import pair_summary, run_summary
+from experiments.run.tasks import RowName, longest_row
 from minimodel.decoder import Decoder
 from stats.endpoints import first_divergence
 from stats.intervals import wilson

@@ -22,20 +22,19 @@ from cache.boundary import Boundary
 from cache.build import build_prefill, incremental_steps
 from decode.greedy import Steps
 from decode.state import State
-from experiments.harness.arms import prefix_holds
-from experiments.harness.bank import BANK, Prefix, open_bank
-from experiments.harness.cross_precision import cross_precision
-from experiments.harness.exits import run_command
-from experiments.harness.experiment import ArmExperiment, Arms, gate
-from experiments.harness.loop import run
-from experiments.harness.options import RunOptions, common_options, source_option
-from experiments.harness.progress import RowProgress
-from experiments.harness.records import Endpoints, Panel, Row, RowExtra, Summary
-from experiments.harness.session import BankSession, Models, bank_tasks, open_bank_session
-from experiments.harness.summary import pair_summary, run_summary
-from experiments.harness.tasks import Task, longest_continuation
 from experiments.report.closing import closing_line
 from experiments.report.values import change
+from experiments.run.arms import prefix_holds
+from experiments.run.bank import BANK, Prefix, open_bank
+from experiments.run.exits import run_command
+from experiments.run.experiment import ArmExperiment, Arms, gate
+from experiments.run.loop import run
+from experiments.run.options import RunOptions, common_options, source_option
+from experiments.run.progress import RowProgress
+from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
+from experiments.run.session import BankSession, Models, bank_tasks, open_bank_session
+from experiments.run.summary import cross_precision, pair_summary, run_summary
+from experiments.run.tasks import Task, longest_continuation
 from minimodel.decoder import Decoder
 from minimodel.errors import refuse
 from minimodel.numerics import DTYPES

@@ -19,7 +19,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from experiments.harness.exits import INTERRUPTED
+from experiments.run.exits import INTERRUPTED
 
 
 def launch(arguments: Sequence[str]) -> int:

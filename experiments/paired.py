@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from experiments.harness.exits import DONE, run_command
-from experiments.harness.jsonlines import read_records
+from experiments.run.exits import DONE, run_command
+from experiments.run.jsonlines import read_records
 from minimodel.errors import InputError
 from stats.intervals import NO_INTERVAL, SEED, Proportion
 from stats.paired import PairedResult, compare_results, unique_labels

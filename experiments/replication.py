@@ -14,15 +14,15 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.bank import open_bank
-from experiments.harness.exits import run_command
-from experiments.harness.loop import run
-from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
-from experiments.harness.panel import panel_counts, select_spread, spread_record
-from experiments.harness.records import Panel, Row, Summary
-from experiments.harness.session import open_bank_session
-from experiments.harness.six_arms import SixArms, donor_summary
-from experiments.harness.summary import run_summary
+from experiments.run.bank import open_bank
+from experiments.run.exits import run_command
+from experiments.run.loop import run
+from experiments.run.options import RunOptions, common_options, dtype_option, source_option
+from experiments.run.panel import panel_counts, select_spread, spread_record
+from experiments.run.records import Panel, Row, Summary
+from experiments.run.session import open_bank_session
+from experiments.run.six_arms import SixArms, donor_summary
+from experiments.run.summary import run_summary
 from stats.donors import LEAST_DIVERGENT, LEAST_EXACT, interpret
 
 WANTED = 48

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.exits import DONE, run_command, say
-from experiments.harness.ledger import write_whole
 from experiments.report.divergence import divergence_drawing
 from experiments.report.rows import find_row, row_blocks, view
 from experiments.report.runs import read_runs
 from experiments.report.svg import standalone
 from experiments.report.text import render_text
 from experiments.report.texts import read_texts
+from experiments.run.exits import DONE, run_command, say
+from experiments.run.ledger import write_whole
 
 
 @click.command(help=__doc__)

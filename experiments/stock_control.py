@@ -15,14 +15,14 @@ import click
 from decode.chat import TEMPLATE, Chat
 from decode.record import causal_sha256
 from decode.text import TextCodec
-from experiments.harness.control import Control, Input, select
-from experiments.harness.exits import run_command
-from experiments.harness.jsonlines import refuse_rows
-from experiments.harness.loop import run
-from experiments.harness.manifest import build_manifest
-from experiments.harness.options import RunOptions, common_options, dtype_option
-from experiments.harness.tasks import SHOWN_ID, Task, load_tasks
-from experiments.harness.whole import chat_steps
+from experiments.run.control import Control, Input, select
+from experiments.run.exits import run_command
+from experiments.run.jsonlines import refuse_rows
+from experiments.run.loop import run
+from experiments.run.manifest import build_manifest
+from experiments.run.options import RunOptions, common_options, dtype_option
+from experiments.run.tasks import SHOWN_ID, Task, load_tasks
+from experiments.run.whole import chat_steps
 from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse

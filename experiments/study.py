@@ -17,9 +17,9 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.exits import BAD_INPUT, DONE, INTERRUPTED, run_command
-from experiments.harness.options import BATCH_SIZE, DEMO, numeric_options
-from experiments.harness.rundir import SUMMARY
+from experiments.run.directory import SUMMARY
+from experiments.run.exits import BAD_INPUT, DONE, INTERRUPTED, run_command
+from experiments.run.options import BATCH_SIZE, DEMO, numeric_options
 from minimodel.checkpoint import open_checkpoint
 from minimodel.files import read_json_object
 from minimodel.numerics import NumericContract

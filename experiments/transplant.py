@@ -14,18 +14,18 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.bank import Bank, Prefix, open_strata
-from experiments.harness.canonical import sha256_file
-from experiments.harness.exits import run_command
-from experiments.harness.experiment import Arms
-from experiments.harness.loop import run
-from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
-from experiments.harness.panel import lengths, panel_counts, panel_record
-from experiments.harness.records import Endpoints, Panel, Row, RowExtra, Summary
-from experiments.harness.rundir import ROWS
-from experiments.harness.session import open_bank_session
-from experiments.harness.six_arms import SixArms, donor_row, donor_summary
-from experiments.harness.summary import run_summary
+from experiments.run.bank import Bank, Prefix, open_strata
+from experiments.run.directory import ROWS
+from experiments.run.exits import run_command
+from experiments.run.experiment import Arms
+from experiments.run.ledger import sha256_file
+from experiments.run.loop import run
+from experiments.run.options import RunOptions, common_options, dtype_option, source_option
+from experiments.run.panel import lengths, panel_counts, panel_record
+from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
+from experiments.run.session import open_bank_session
+from experiments.run.six_arms import SixArms, donor_row, donor_summary
+from experiments.run.summary import run_summary
 from stats.intervals import Z_TRANSPLANT, wilson
 from stats.panels import stratified_spread
 

@@ -1,6 +1,7 @@
 """Who may import whom: read from the source of every module, and proven by importing them."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,6 +120,35 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     list(TopologicalSorter(edges).static_order())
     with pytest.raises(CycleError):  # the control
         list(TopologicalSorter({**edges, "minimodel.errors": {"cache.build"}}).static_order())
+
+
+def is_command(path: Path) -> bool:
+    """Returns whether a module is a command: it defines `main`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+
+
+def test_nothing_imports_a_command() -> None:
+    """What two commands share stands in a module of its own, so that each command can change alone."""
+    commands = {name for name, path in PRODUCT.items() if is_command(path)}
+    edges = graph(PRODUCT)
+    assert len(commands) > 15 and {"experiments.matrix", "experiments.causes.__main__"} <= commands
+    assert {name: used & commands for name, used in edges.items() if used & commands} == {}
+    # the control: a test that imports one
+    name = "tests.experiments.test_bridge"
+    assert graph({**PRODUCT, name: modules("tests")[name]})[name] & commands
+
+
+def stem(name: str) -> str:
+    """Returns a name without its ending: cause, causes and causing are one stem."""
+    return re.sub(r"(n?ing|er|es|e|s)$", "", name)
+
+
+def test_no_two_packages_or_commands_have_one_stem() -> None:
+    assert stem("causes") == stem("causing") == stem("cause") and stem("plan") == stem("planning")
+    names = [path.stem for path in (ROOT / "experiments").iterdir() if path.is_dir() or path.suffix == ".py"]
+    names = [name for name in names if not name.startswith("_")]
+    assert len(names) > 15 and len({stem(name) for name in names}) == len(names)
 
 
 def loaded_after(statement: str) -> set[str]:

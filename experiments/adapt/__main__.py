@@ -24,8 +24,8 @@ from decode.contract import CLOSE, OPEN, SCHEMA, Contract, delimiter_names
 from experiments.adapt.roles import converted_table, neutral_table, normal_table, write_table
 from experiments.adapt.stream import Planned, plan_bytes, with_rows, write_stream
 from experiments.adapt.tokens import Delimiters, add_delimiters
-from experiments.harness.canonical import sha256_file
-from experiments.harness.exits import DONE, run_command
+from experiments.run.exits import DONE, run_command
+from experiments.run.ledger import sha256_file
 from minimodel.checkpoint import CONFIG, CONTRACT, ROLE_TABLE, SINGLE, TOKENIZER, Checkpoint, open_checkpoint
 from minimodel.errors import InputError, refuse
 from minimodel.files import inside, read_json_object

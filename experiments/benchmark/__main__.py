@@ -18,7 +18,7 @@ import click
 from experiments.benchmark.options import BenchOptions, bench_options
 from experiments.benchmark.output import check, printed, write
 from experiments.benchmark.session import benchmark
-from experiments.harness.exits import DONE, GATE_FAILED, run_command
+from experiments.run.exits import DONE, GATE_FAILED, run_command
 
 
 @click.command(help=__doc__)

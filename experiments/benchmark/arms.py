@@ -12,11 +12,11 @@ from torch import Tensor
 from cache.kv import KVCache
 from decode.greedy import alone
 from decode.state import State
-from experiments.harness.progress import Progress
-from experiments.harness.records import Row
-from experiments.harness.retained_live import RetainedLive
-from experiments.harness.session import left_out
-from experiments.harness.tasks import Task
+from experiments.run.progress import Progress
+from experiments.run.records import Row
+from experiments.run.retained_live import RetainedLive
+from experiments.run.session import left_out
+from experiments.run.tasks import Task
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import COPIES
 from minimodel.config import ModelConfig

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from experiments.benchmark.timing import Stopwatch
-from experiments.harness.manifest import git_state
+from experiments.run.manifest import git_state
 from minimodel.machine import cpu_model, machine_record
 from minimodel.numerics import NumericContract
 

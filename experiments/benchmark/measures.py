@@ -10,9 +10,9 @@ from experiments.benchmark.arms import Arm
 from experiments.benchmark.bench import Bench, Measured, digest, prefilled
 from experiments.benchmark.machine import load
 from experiments.benchmark.timing import Rounds, interleaved, rotated
-from experiments.harness.canonical import canonical, sha256_text
-from experiments.harness.tasks import Task
 from experiments.plan.estimates import prefill_cost, step_bytes
+from experiments.run.ledger import canonical, sha256_text
+from experiments.run.tasks import Task
 from minimodel.bits import COPIES
 
 

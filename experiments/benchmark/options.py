@@ -9,7 +9,7 @@ import click
 
 from experiments.benchmark.arms import COLUMNS
 from experiments.benchmark.limits import chosen
-from experiments.harness.options import DEMO
+from experiments.run.options import DEMO
 from minimodel.numerics import DEFAULT_THREADS, DTYPES, NumericContract
 
 PARTS = ("decode", "prefill", "build", "row", "batch", "memory", "growth")

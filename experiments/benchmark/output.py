@@ -7,11 +7,11 @@ from typing import Any
 from experiments.benchmark.batch import batch_figure, batch_table
 from experiments.benchmark.growth import growth_figures
 from experiments.benchmark.tables import growth_table, memory_table, speed_table
-from experiments.harness.ledger import write_whole
-from experiments.harness.rundir import require_own, set_aside
 from experiments.report.blocks import Alert, Block, Paragraph, Report, Table, Verdict
 from experiments.report.markdown import markdown_table
 from experiments.report.write import write_report
+from experiments.run.directory import require_own, set_aside
+from experiments.run.ledger import write_whole
 from minimodel.errors import InputError
 
 DOCUMENT = "benchmark.json"

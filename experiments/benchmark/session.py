@@ -17,8 +17,8 @@ from experiments.benchmark.measures import build, decode, matrix, prefill
 from experiments.benchmark.options import BATCH, CONTEXTS, GROWTH, PREFILLS, PREFIX, BenchOptions
 from experiments.benchmark.results import Baseline, memory_entry, row_entry
 from experiments.benchmark.timing import rotated
-from experiments.harness.tasks import load_tasks, prompt_states
 from experiments.plan.estimates import weight_bytes
+from experiments.run.tasks import load_tasks, prompt_states
 from minimodel.checkpoint import file_digests, open_checkpoint
 
 SCHEMA = "stage-replay-benchmark-v1"

@@ -24,7 +24,9 @@ from decode.greedy import Steps, suffix_steps
 from decode.state import State, token_digest
 from experiments.carrier.sites import Site, sites
 from experiments.carrier.tables import carrier_summary
-from experiments.harness.arms import (
+from experiments.report.closing import outcome
+from experiments.report.values import rate
+from experiments.run.arms import (
     Arm,
     arm_entry,
     continued,
@@ -34,21 +36,19 @@ from experiments.harness.arms import (
     prefix_holds,
     storage_disjoint,
 )
-from experiments.harness.bank import Prefix, open_strata
-from experiments.harness.canonical import sha256_file
-from experiments.harness.exits import run_command
-from experiments.harness.experiment import Experiment, gate
-from experiments.harness.loop import run
-from experiments.harness.options import RunOptions, common_options, dtype_option, source_option
-from experiments.harness.panel import panel_record, select_spread
-from experiments.harness.progress import RowProgress
-from experiments.harness.records import Gates, Panel, PanelRow, Row, Summary
-from experiments.harness.rundir import ROWS
-from experiments.harness.session import open_bank_session
-from experiments.harness.six_arms import DONORS, follows
-from experiments.harness.tasks import RowName, longest_continuation
-from experiments.report.closing import outcome
-from experiments.report.values import rate
+from experiments.run.bank import Prefix, open_strata
+from experiments.run.directory import ROWS
+from experiments.run.exits import run_command
+from experiments.run.experiment import Experiment, gate
+from experiments.run.ledger import sha256_file
+from experiments.run.loop import run
+from experiments.run.options import RunOptions, common_options, dtype_option, source_option
+from experiments.run.panel import panel_record, select_spread
+from experiments.run.progress import RowProgress
+from experiments.run.records import Gates, Panel, PanelRow, Row, Summary
+from experiments.run.session import open_bank_session
+from experiments.run.six_arms import DONORS, follows
+from experiments.run.tasks import RowName, longest_continuation
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 from stats.endpoints import first_divergence

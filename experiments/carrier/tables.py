@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.harness.panel import panel_counts
-from experiments.harness.records import Panel, Row, Summary
-from experiments.harness.six_arms import SIDES
-from experiments.harness.summary import run_summary
+from experiments.run.panel import panel_counts
+from experiments.run.records import Panel, Row, Summary
+from experiments.run.six_arms import SIDES
+from experiments.run.summary import run_summary
 from stats.intervals import Z_TRANSPLANT, wilson
 
 

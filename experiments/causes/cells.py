@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from experiments.harness.options import RunOptions
+from experiments.run.options import RunOptions
 from minimodel.numerics import KERNELS, NumericContract
 
 FACTORS = [("repeat_kv", "plain"), ("repeat_kv", "tiled"), ("blocked", "plain"), ("blocked", "tiled")]

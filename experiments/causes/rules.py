@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from scipy.stats import spearmanr
 
-from experiments.harness.panel import panel_counts
-from experiments.harness.records import Panel, Row, Summary
-from experiments.harness.summary import pair_summary, run_summary
+from experiments.run.panel import panel_counts
+from experiments.run.records import Panel, Row, Summary
+from experiments.run.summary import pair_summary, run_summary
 from stats.intervals import STREAMS
 from stats.margins import ulp
 

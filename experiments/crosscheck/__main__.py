@@ -26,9 +26,9 @@ from experiments.crosscheck.files import compare_files
 from experiments.crosscheck.ledgers import RowPair, common_rows, compare_rows, require_comparable, run_environment
 from experiments.crosscheck.rerun import Rerun
 from experiments.crosscheck.tensors import as_dict
-from experiments.harness.exits import DONE, GATE_FAILED, run_command, say
-from experiments.harness.reader import Run, read_run
-from experiments.harness.rundir import INFORMATION
+from experiments.run.directory import INFORMATION
+from experiments.run.exits import DONE, GATE_FAILED, run_command, say
+from experiments.run.reader import Run, read_run
 from minimodel.errors import InputError, refuse
 
 SHOWN = 6  # lines of a kind, before "and N more"

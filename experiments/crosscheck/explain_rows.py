@@ -7,9 +7,9 @@ from decode.greedy import greedy_suffix
 from experiments.crosscheck.explain import LETTERS, Finding, functional_note, step_from_kernels
 from experiments.crosscheck.files import common_prefix_step, compare_files
 from experiments.crosscheck.rerun import ONE_CALL, TOKEN_BY_TOKEN, Rerun
-from experiments.harness.leaves import first_unequal
-from experiments.harness.reader import Run
-from experiments.harness.saving import BOUNDARIES, TRACES, file_name
+from experiments.run.leaves import first_unequal
+from experiments.run.reader import Run
+from experiments.run.saving import BOUNDARIES, TRACES, file_name
 
 
 def explain_row(left: Run, right: Run, row: str, rerun: Rerun | None) -> list[Finding]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from cache.boundary import SCHEMA as BOUNDARY
 from cache.storage import Stored, open_tensors
 from experiments.crosscheck.tensors import Difference, first_difference
-from experiments.harness.leaves import compare_leaves
-from experiments.harness.trace import SCHEMA as TRACE
-from experiments.harness.trace import token_axis
+from experiments.run.leaves import compare_leaves
+from experiments.run.saving import SCHEMA as TRACE
+from experiments.run.saving import token_axis
 from minimodel.errors import InputError, refuse
 
 PER_TOKEN = "one a token"

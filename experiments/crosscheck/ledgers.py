@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.crosscheck.files import environment_differences
-from experiments.harness.leaves import compare_leaves, without
-from experiments.harness.reader import Run
+from experiments.run.leaves import compare_leaves, without
+from experiments.run.reader import Run
 from minimodel.errors import InputError, refuse
 
 SAME = ("experiment", "checkpoint", "caps", "visibility", "role_offset")  # of the manifest: otherwise not comparable

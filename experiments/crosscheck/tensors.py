@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.harness.trace import token_axis
+from experiments.run.saving import token_axis
 from minimodel.bits import bits
 from minimodel.errors import refuse
 

@@ -21,7 +21,7 @@ from experiments.demo.corpus import POOL_BATCHES, Batch, collate, held_out_tasks
 from experiments.demo.model import config_json, initial_weights, loss_sum, write_checkpoint
 from experiments.demo.optimizer import PRIMARY_AT, Optimizer, load_state, rate, save_state
 from experiments.demo.tokenizer import train_tokenizer
-from experiments.harness.exits import DONE, run_command
+from experiments.run.exits import DONE, run_command
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
 from minimodel.numerics import NumericContract

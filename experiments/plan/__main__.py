@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.exits import DONE, run_command
 from experiments.plan.estimates import (
     Cost,
     cache_bytes,
@@ -26,6 +25,7 @@ from experiments.plan.estimates import (
 from experiments.plan.presets import PRESETS, preset
 from experiments.report.blocks import Table, table
 from experiments.report.markdown import markdown_table
+from experiments.run.exits import DONE, run_command
 from minimodel.checkpoint import CONFIG
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse

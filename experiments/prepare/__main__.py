@@ -18,12 +18,11 @@ from typing import Any
 
 import click
 
-from experiments.harness.canonical import canonical, sha256_file, sha256_text
-from experiments.harness.exits import DONE, run_command
-from experiments.harness.ledger import write_whole
-from experiments.harness.tasks import parse_tasks
 from experiments.prepare.freeze import Frozen, freeze, held_out
 from experiments.prepare.sources import Fields, read_questions
+from experiments.run.exits import DONE, run_command
+from experiments.run.ledger import canonical, sha256_file, sha256_text, write_whole
+from experiments.run.tasks import parse_tasks
 from minimodel.errors import InputError
 
 BUNDLED = Path(__file__).resolve().parent / "science.jsonl"

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from decode.text import LETTERS
-from experiments.harness.gold import EXPLICIT, right_choice, right_number
-from experiments.harness.jsonlines import read_records, refuse_rows
+from experiments.run.jsonlines import read_records, refuse_rows
+from experiments.run.tasks import EXPLICIT, right_choice, right_number
 from minimodel.errors import InputError
 
 GPQA = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.exits import DONE, GATE_FAILED, run_command
 from experiments.published.files import CLAIMS, PLAN, export_runs
+from experiments.run.exits import DONE, GATE_FAILED, run_command
 from minimodel.files import read_json_object
 from stats.published.claims import Claim, recompute
 from stats.published.selection import PanelCheck, rederive_panels

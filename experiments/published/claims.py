@@ -8,9 +8,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.harness.reader import Run
-from experiments.harness.six_arms import INTO_INCREMENTAL, INTO_PREFILL
 from experiments.published.columns import AUDIT_FLAGS, AUDIT_LEAVES, audit_leaves
+from experiments.run.reader import Run
+from experiments.run.six_arms import INTO_INCREMENTAL, INTO_PREFILL
 from minimodel.errors import InputError
 from stats.published.claims import SCHEMA
 

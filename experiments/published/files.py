@@ -9,10 +9,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.harness.ledger import write_whole
-from experiments.harness.reader import Run, read_finished
 from experiments.published.claims import WHOLE, claims, named, plan
 from experiments.published.columns import FILES, Line
+from experiments.run.ledger import write_whole
+from experiments.run.reader import Run, read_finished
 from minimodel.errors import InputError, refuse
 
 CLAIMS, PLAN = "paper_claims.json", "analysis_plan.json"

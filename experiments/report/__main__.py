@@ -14,7 +14,6 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.exits import DONE, GATE_FAILED, run_command, say
 from experiments.report.blocks import Report
 from experiments.report.overview import contract_section, environment, glance
 from experiments.report.rows import row_entries
@@ -22,6 +21,7 @@ from experiments.report.runs import Run, find_runs, matched_matrices, read_runs
 from experiments.report.sections import experiment_section, group
 from experiments.report.side_by_side import side_by_side
 from experiments.report.write import write_report
+from experiments.run.exits import DONE, GATE_FAILED, run_command, say
 
 TITLE = "Stage replay: what the cache's construction changes"
 

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.harness.canonical import sha256_file
-from experiments.harness.rundir import INFORMATION, ROWS
 from experiments.report.blocks import Alert, Block, Cell, Paragraph, Section, Table, Verdict, table
 from experiments.report.machine import FILE as MACHINE
 from experiments.report.machine import machine_table
@@ -12,6 +10,8 @@ from experiments.report.pictures import design_figure
 from experiments.report.runs import Run, pairs
 from experiments.report.tables import head
 from experiments.report.values import rate, scalar, words
+from experiments.run.directory import INFORMATION, ROWS
+from experiments.run.ledger import sha256_file
 from minimodel.roles import ROLE_NAMES
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from decode.text import LETTERS, TextCodec
-from experiments.harness.ledger import row_key
 from experiments.report.blocks import Alert, Block, Paragraph, Passage, Passages, RowEntry, Span, Table, table
 from experiments.report.pictures import mask_figure
 from experiments.report.plots import TRANSPLANTS, follows
@@ -14,6 +13,7 @@ from experiments.report.style import ROLE_COLOURS, SERIES
 from experiments.report.texts import Texts, by_block, read_texts, spans, token_text
 from experiments.report.values import number, scalar, words
 from experiments.report.why import Divergence, at, divergence
+from experiments.run.ledger import row_key
 from minimodel.errors import InputError
 from minimodel.roles import ROLE_NAMES
 from stats.endpoints import first_divergence

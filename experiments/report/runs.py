@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.cross_precision import matched_prefixes
-from experiments.harness.exits import readable
-from experiments.harness.ledger import row_key
-from experiments.harness.reader import read_run
-from experiments.harness.rundir import MANIFEST, ROWS, SUMMARY
+from experiments.run.directory import MANIFEST, ROWS, SUMMARY
+from experiments.run.exits import readable
+from experiments.run.ledger import row_key
+from experiments.run.reader import read_run
+from experiments.run.summary import matched_prefixes
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json, read_bytes
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.panel import shortfall
 from experiments.report.blocks import Alert, Block, Paragraph, Report, Section, Verdict
 from experiments.report.carriers import carrier_blocks
 from experiments.report.causes import causes_blocks
@@ -33,6 +32,7 @@ from experiments.report.tables import (
 )
 from experiments.report.values import words
 from experiments.report.why import why_blocks
+from experiments.run.panel import shortfall
 
 # experiment: (title, question); the order is that of the study
 EXPERIMENTS: dict[str, tuple[str, str]] = {

@@ -10,10 +10,10 @@ from typing import Any
 from decode.contract import Contract
 from decode.state import State
 from decode.text import TextCodec
-from experiments.harness.canonical import sha256_file
-from experiments.harness.rundir import INFORMATION
-from experiments.harness.tasks import Task, load_tasks
 from experiments.report.blocks import Span
+from experiments.run.directory import INFORMATION
+from experiments.run.ledger import sha256_file
+from experiments.run.tasks import Task, load_tasks
 from minimodel.errors import InputError
 
 CONTRACT = "contract.json"

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.harness.ledger import write_whole
 from experiments.report.blocks import Alert, Report, figures
 from experiments.report.browser import FOLDER, HEAD
 from experiments.report.charts import unavailable
@@ -11,6 +10,7 @@ from experiments.report.html import render_html
 from experiments.report.markdown import FIGURES, render_markdown
 from experiments.report.style import VARIABLES
 from experiments.report.svg import standalone
+from experiments.run.ledger import write_whole
 
 MARKDOWN, PAGE = "report.md", "report.html"
 

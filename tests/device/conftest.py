@@ -12,8 +12,8 @@ import torch
 
 from decode.contract import Contract
 from decode.state import State
-from experiments.harness.options import DEMO
-from experiments.harness.tasks import load_tasks
+from experiments.run.options import DEMO
+from experiments.run.tasks import load_tasks
 from minimodel.numerics import NumericContract
 from tests import THREADS
 from tests.experiments.commands import write_tasks

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from experiments.harness.canonical import seal
-from experiments.harness.ledger import row_key
-from experiments.harness.reader import read_finished
-from experiments.harness.summary import gate_counts
+from experiments.run.ledger import row_key, seal
+from experiments.run.reader import read_finished
+from experiments.run.summary import gate_counts
 from tests.experiments.commands import write_tasks
 from tests.tiny import write_checkpoint
 

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from experiments.harness.joining import joined_arms
-from experiments.harness.leaves import leaves
+from experiments.audit import joined_arms
+from experiments.run.leaves import leaves
 from tests.experiments.runs import ROWS, altered, call, ledger, one_line, open_finished
 
 MATRIX, FIXED = "runs/matrix-bf16", "runs/fixed_prefix-bf16-fp32"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import experiments.batch_control as batch_control
-import experiments.harness.control as control
-import experiments.harness.whole as whole
+import experiments.run.control as control
+import experiments.run.whole as whole
 from cache.build import build_live
 from decode.greedy import alone, greedy_suffix
 from stats.panels import length_spread

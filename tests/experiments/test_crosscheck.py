@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from experiments import matrix
-from experiments.harness.canonical import seal, unseal
+from experiments.run.ledger import seal, unseal
 from tests.experiments.crosschecks import checked, run
 from tests.tiny import TASK
 

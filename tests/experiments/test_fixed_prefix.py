@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 import experiments.fixed_prefix as fixed_prefix
-import experiments.harness.experiment as experiment
+import experiments.run.experiment as experiment
 from experiments.fixed_prefix import FixedPrefix
-from experiments.harness.bank import open_bank
-from experiments.harness.canonical import sha256_file
-from experiments.harness.cross_precision import cross_precision
+from experiments.run.bank import open_bank
+from experiments.run.ledger import sha256_file
+from experiments.run.summary import cross_precision
 from minimodel.bits import bits
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, resumes, rewrite, run
 from tests.helpers import refused

@@ -19,12 +19,12 @@ import experiments.bridge as bridge
 import experiments.carrier.__main__ as carrier
 import experiments.causes.__main__ as causes
 import experiments.fixed_prefix as fixed_prefix
-import experiments.harness.arms as arms
-import experiments.harness.control as control
-import experiments.harness.retained_live as retained_live
-import experiments.harness.six_arms as six_arms
-import experiments.harness.whole as whole
 import experiments.replication as replication
+import experiments.run.arms as arms
+import experiments.run.control as control
+import experiments.run.retained_live as retained_live
+import experiments.run.six_arms as six_arms
+import experiments.run.whole as whole
 import experiments.stock_control as stock_control
 from cache import Boundary, build_live, transplant
 from cache.drift import compare
@@ -33,14 +33,14 @@ from decode.greedy import alone
 from experiments.carrier.sites import sites
 from experiments.causes.cells import Cell
 from experiments.causes.oracle import Oracle
-from experiments.harness.bank import Prefix
-from experiments.harness.experiment import Experiment
-from experiments.harness.progress import Progress
-from experiments.harness.records import Panel
-from experiments.harness.retained_live import RetainedLive
-from experiments.harness.session import Models
-from experiments.harness.six_arms import SixArms
-from experiments.harness.tasks import Task
+from experiments.run.bank import Prefix
+from experiments.run.experiment import Experiment
+from experiments.run.progress import Progress
+from experiments.run.records import Panel
+from experiments.run.retained_live import RetainedLive
+from experiments.run.session import Models
+from experiments.run.six_arms import SixArms
+from experiments.run.tasks import Task
 from minimodel import Decoder, load_model
 from minimodel.checkpoint import open_checkpoint
 from minimodel.numerics import KERNELS

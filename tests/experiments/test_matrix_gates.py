@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import experiments.harness.retained_live as retained_live
 import experiments.matrix as matrix
+import experiments.run.retained_live as retained_live
 from tests.experiments.matrices import ROWS, arguments, write_inputs
 from tests.experiments.runs import call
 

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from cache.kv import KVCache
 from decode.contract import Contract
 from experiments.benchmark.workload import Workload
-from experiments.harness.options import DEMO
 from experiments.plan.__main__ import row_seconds, scaled, span
 from experiments.plan.estimates import (
     COPIES,
@@ -27,6 +26,7 @@ from experiments.plan.estimates import (
     weight_bytes,
 )
 from experiments.plan.presets import PRESETS, preset
+from experiments.run.options import DEMO
 from minimodel.checkpoint import open_checkpoint
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder

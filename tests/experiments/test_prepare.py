@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from decode import Contract, State
-from experiments.harness.tasks import load_tasks
 from experiments.prepare import __main__ as prepare
 from experiments.prepare.freeze import held_out, ordered, states_answer
+from experiments.run.tasks import load_tasks
 
 HEADER = ["Record ID", "Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"]
 ROWS = [

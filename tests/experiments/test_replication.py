@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-import experiments.harness.six_arms as six_arms
 import experiments.replication as replication
+import experiments.run.six_arms as six_arms
 from decode.contract import OPEN
-from experiments.harness.bank import open_bank
-from experiments.harness.panel import select_spread
+from experiments.run.bank import open_bank
+from experiments.run.panel import select_spread
 from stats.donors import (
     CHECKPOINT_SENSITIVE,
     CONDITIONAL,

@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from experiments.harness.cross_precision import matched_prefixes
-from experiments.harness.retained_live import matrix_summary
 from experiments.report.overview import glance, provenance
 from experiments.report.rows import row_entry, view
 from experiments.report.runs import read_runs
 from experiments.report.sections import experiment_section
 from experiments.report.texts import read_texts
+from experiments.run.retained_live import matrix_summary
+from experiments.run.summary import matched_prefixes
 from minimodel.errors import InputError
 from tests.experiments.report.page import HOSTILE, Page
 from tests.experiments.runs import call, ledger, one_line, rewrite, summary_of

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from experiments.harness.leaves import leaves
-from experiments.harness.ledger import row_key
-from experiments.harness.reader import read_run
+from experiments.run.leaves import leaves
+from experiments.run.ledger import row_key
+from experiments.run.reader import read_run
 from tests.experiments.crosschecks import run as crosscheck
 from tests.experiments.runs import altered, call
 

@@ -8,7 +8,7 @@ DECODER, PADDING = "minimodel/test_decoder.py::test_", "minimodel/test_decoder_p
 SAFETENSORS, NUMERICS = "minimodel/test_safetensors_file.py::test_", "minimodel/test_numerics.py::test_"
 GREEDY, LEDGER, PREPARE = (
     "decode/test_greedy.py::test_",
-    "experiments/harness/test_ledger.py::test_",
+    "experiments/run/test_ledger.py::test_",
     "experiments/test_prepare.py::test_",
 )
 INTERVALS, SCORING = "stats/test_intervals.py::test_", "stats/answers/test_score.py::test_"
@@ -156,7 +156,7 @@ CASES: dict[int, tuple[str, list[str]]] = {
     25: (
         "two writers",
         [
-            "experiments/harness/test_rundir.py::test_a_second_writer_is_refused_until_the_first_lets_go",
+            "experiments/run/test_directory.py::test_a_second_writer_is_refused_until_the_first_lets_go",
             DISK + "a_second_process_is_refused_while_the_first_lives_and_not_after_its_death",
         ],
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.progress import Progress, RowProgress
+from experiments.run.progress import Progress, RowProgress
 from tests.faults.conftest import Reference, Small
 from tests.faults.forked import Ended, in_child, matrix
 from tests.faults.test_kills import require_kept, require_same_end

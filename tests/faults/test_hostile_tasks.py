@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decode import Contract
-from experiments.harness.tasks import MAX_LINE_BYTES, MAX_TASK_BYTES, Task, load_tasks, prompt_states
+from experiments.run.tasks import MAX_LINE_BYTES, MAX_TASK_BYTES, Task, load_tasks, prompt_states
 from minimodel.errors import InputError
 from tests.faults.conftest import Small
 from tests.faults.test_disk import one_error

@@ -13,12 +13,12 @@ import pytest
 from cache import build_live, build_prefill
 from decode import Contract, State, greedy_suffix
 from decode.greedy import alone
-from experiments.harness.arms import Arm
-from experiments.harness.canonical import seal
-from experiments.harness.experiment import Arms
-from experiments.harness.progress import Progress
-from experiments.harness.retained_live import RetainedLive
-from experiments.harness.tasks import load_tasks
+from experiments.run.arms import Arm
+from experiments.run.experiment import Arms
+from experiments.run.ledger import seal
+from experiments.run.progress import Progress
+from experiments.run.retained_live import RetainedLive
+from experiments.run.tasks import load_tasks
 from minimodel import load_model
 from tests.conftest import numeric
 from tests.experiments.commands import command

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.rundir import RunDirectory
+from experiments.run.directory import RunDirectory
 from tests.faults.conftest import write_small
 
 MARKS = 20  # how often memory and handles are looked at

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from decode.greedy import alone
 from decode.state import State
-from experiments.harness.progress import Progress
-from experiments.harness.tasks import Task
+from experiments.run.progress import Progress
+from experiments.run.tasks import Task
 from minimodel.decoder import Observe, Record
 from minimodel.numerics import NumericContract
 from tests.hf import versions

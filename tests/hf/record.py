@@ -19,18 +19,17 @@ from cache.storage import Provenance
 from decode.contract import Contract
 from decode.greedy import Steps
 from decode.state import State
-from experiments.harness.arms import Arm
-from experiments.harness.exits import run_command
-from experiments.harness.experiment import Arms, boundary_length, gate
-from experiments.harness.loop import Plan, run_plan
-from experiments.harness.manifest import build_manifest
-from experiments.harness.options import dtype_option
-from experiments.harness.progress import RowProgress
-from experiments.harness.records import Manifest, Row, Summary
-from experiments.harness.retained_live import RetainedLive, matrix_summary
-from experiments.harness.saving import Saving, saving_options
-from experiments.harness.tasks import load_tasks, prompt_states
-from experiments.harness.trace import require_room
+from experiments.run.arms import Arm
+from experiments.run.exits import run_command
+from experiments.run.experiment import Arms, boundary_length, gate
+from experiments.run.loop import Plan, run_plan
+from experiments.run.manifest import build_manifest
+from experiments.run.options import dtype_option
+from experiments.run.progress import RowProgress
+from experiments.run.records import Manifest, Row, Summary
+from experiments.run.retained_live import RetainedLive, matrix_summary
+from experiments.run.saving import Saving, require_room, saving_options
+from experiments.run.tasks import load_tasks, prompt_states
 from minimodel.checkpoint import open_checkpoint
 from minimodel.errors import refuse
 from minimodel.numerics import NumericContract

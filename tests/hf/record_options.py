@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from experiments.harness.options import (
+from experiments.run.options import (
     DEVICE,
     FRESH,
     LIMIT,

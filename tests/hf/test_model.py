@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import minimodel.decoder
-from experiments.harness.options import DEMO
+from experiments.run.options import DEMO
 from minimodel.bits import bits, same_bits
 from minimodel.decoder import Decoder
 from minimodel.load import load_model

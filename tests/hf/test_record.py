@@ -16,10 +16,10 @@ from decode.greedy import greedy_suffix
 from decode.state import State
 from experiments import matrix
 from experiments.crosscheck import __main__ as crosscheck
-from experiments.harness.arms import Arm, arm_entry
-from experiments.harness.options import DEMO
-from experiments.harness.tasks import load_tasks
-from experiments.harness.trace import SCHEMA as TRACE
+from experiments.run.arms import Arm, arm_entry
+from experiments.run.options import DEMO
+from experiments.run.saving import SCHEMA as TRACE
+from experiments.run.tasks import load_tasks
 from minimodel.bits import same_bits
 from minimodel.load import load_model
 from tests import THREADS

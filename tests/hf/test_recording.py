@@ -11,8 +11,8 @@ from torch import Tensor
 from decode.contract import Contract
 from decode.greedy import alone
 from decode.state import State
-from experiments.harness.progress import Progress
-from experiments.harness.tasks import Task
+from experiments.run.progress import Progress
+from experiments.run.tasks import Task
 from minimodel.bits import RowFailure, bits
 from tests.hf import record, recording, versions
 from tests.hf.reference import Reference

@@ -11,7 +11,7 @@ import torch
 from cache import build_incremental, build_prefill
 from cache.storage import Provenance
 from decode import Contract, State
-from experiments.harness.trace import Trace
+from experiments.run.saving import Trace
 from minimodel import Decoder, load_model
 from tests.conftest import numeric
 from tests.experiments.crosschecks import checked

@@ -7,8 +7,8 @@ import pytest
 from cache import build_incremental, build_live
 from cache.storage import Provenance
 from decode import Contract, State
-from experiments.harness.options import DEMO
-from experiments.harness.tasks import load_tasks
+from experiments.run.options import DEMO
+from experiments.run.tasks import load_tasks
 from minimodel import load_model
 from tests.conftest import numeric
 from tests.experiments.crosscheck.recordings import record

@@ -10,8 +10,8 @@ from cache import Boundary, build_prefill
 from cache.boundary import SCHEMA as BOUNDARY
 from cache.storage import Provenance, open_tensors
 from decode import State
-from experiments.harness.trace import SCHEMA as TRACE
-from experiments.harness.trace import Trace, require_room, slot_bytes
+from experiments.run.saving import SCHEMA as TRACE
+from experiments.run.saving import Trace, require_room, slot_bytes
 from minimodel import Decoder
 from minimodel.bits import bits
 from tests.experiments.crosscheck.recordings import BUILD

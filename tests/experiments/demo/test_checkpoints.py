@@ -16,7 +16,7 @@ from experiments.demo.corpus import held_out_tasks
 from experiments.demo.model import config_json
 from experiments.demo.problems import held_out
 from experiments.demo.train import TASKS
-from experiments.harness.tasks import load_tasks
+from experiments.run.tasks import load_tasks
 from minimodel.checkpoint import file_digests, open_checkpoint
 from tests.experiments.demo.test_problems import read_story
 

@@ -1,7 +1,7 @@
 """Every number of the report is its summary's, and leads to the run that it comes from."""
 
-from experiments.harness.canonical import sha256_file
 from experiments.report.values import rate
+from experiments.run.ledger import sha256_file
 from tests.experiments.runs import ledger, summary_of
 
 

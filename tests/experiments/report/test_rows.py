@@ -8,13 +8,13 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from decode.contract import Contract
-from experiments.harness.ledger import row_key
 from experiments.report import browser
 from experiments.report.blocks import Paragraph, Passages, Report, RowEntry
 from experiments.report.html import render_html
 from experiments.report.rows import row_entries, row_entry, view
 from experiments.report.runs import read_runs
 from experiments.report.texts import read_texts, spans, token_text
+from experiments.run.ledger import row_key
 from stats.endpoints import first_divergence
 from tests.experiments.report.page import HOSTILE, Page
 from tests.experiments.runs import call, ledger, one_line

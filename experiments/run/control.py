@@ -1,0 +1,180 @@
+"""One copy of an input against two copies of it: the three generations of a row, their comparison and endpoints."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from decode.greedy import Steps
+from decode.state import token_digest
+from experiments.report.closing import outcome
+from experiments.report.values import rate
+from experiments.run.experiment import Experiment, gate
+from experiments.run.panel import SPREAD, panel_counts, panel_record, panel_span, select_spread, shortfall
+from experiments.run.progress import RowProgress
+from experiments.run.records import ArmEntry, Comparison, Endpoints, Gates, Panel, PanelRow, Row, Summary
+from experiments.run.summary import run_summary
+from experiments.run.tasks import RowName
+from experiments.run.whole import Generation
+from minimodel.decoder import Decoder
+from stats.endpoints import disagreement, divergence_spread, first_divergence
+
+WANTED = 10
+ARMS = {"singleton": 1, "pair": 2, "pair_replica": 2}  # physical copies
+PAIRS = (("pair", "pair_replica"), ("singleton", "pair"))
+RULE = SPREAD.replace("prefix", "prompt")
+
+
+@dataclass(frozen=True)
+class Input:
+    """What is generated from in one row."""
+
+    row: str  # its id
+    tokens: tuple[int, ...]  # the prompt
+    generate: Callable[[int], Steps[Generation]]  # in so many physical copies
+    derived: Callable[[tuple[int, ...]], str | None]  # the functional record's digest, from tokens and output alone
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def name(self) -> PanelRow:
+        """Returns what a manifest's panel keeps of it."""
+        return {"row": self.row, "length": len(self), "sha256": token_digest(self.tokens)}
+
+
+@dataclass(frozen=True)
+class Made:
+    """The generations of one row."""
+
+    given: Input
+    arms: dict[str, Generation]  # by name
+
+
+@dataclass(frozen=True)
+class Control(Experiment[Made]):
+    """Generates one input three times and compares."""
+
+    name: str  # the command's
+    decoder: Decoder
+    inputs: Sequence[Input]  # the frozen rows
+    panel: Panel
+    limit: int  # the most tokens that any row's cache can hold
+
+    @property
+    def longest(self) -> int:
+        return self.limit
+
+    def model(self, index: int) -> Decoder:
+        return self.decoder
+
+    def task(self, index: int) -> RowName:
+        return RowName(self.inputs[index].row)
+
+    def decode(self, index: int, progress: RowProgress) -> Steps[Made]:
+        given = self.inputs[index]
+        made = {}
+        for name, copies in ARMS.items():
+            progress.arm(name)
+            made[name] = yield from given.generate(copies)
+            progress.fed(len(given) + len(made[name].tokens))
+        return Made(given, made)
+
+    @gate
+    def replica_pair(self, made: Made) -> bool:
+        """Tokens, margins, log-probabilities and functional state are equal."""
+        return made.arms["pair"] == made.arms["pair_replica"]
+
+    @gate
+    def functional_state(self, made: Made) -> bool:
+        """What entered the decoder is what the integer tokens alone call for."""
+        return all(one.functional_sha256 == made.given.derived(one.tokens) for one in made.arms.values())
+
+    @gate
+    def copies_synchronised(self, made: Made) -> bool:
+        return all(one.synchronised for one in made.arms.values())
+
+    @gate
+    def argmax(self, made: Made) -> bool:
+        return all(one.chosen_by_logits for one in made.arms.values())
+
+    def entry(self, index: int, made: Made, gates: Gates) -> Row:
+        given, arms = made.given, made.arms
+        return {
+            "row": given.row,
+            "index": index,
+            "input": {"length": len(given), "sha256": token_digest(given.tokens)},
+            "arms": {name: arm_entry(arms[name], copies) for name, copies in ARMS.items()},
+            "comparisons": {f"{a}:{b}": comparison_entry(arms[a], arms[b]) for a, b in PAIRS},
+            "gates": gates,
+            "passed": all(gates.values()),
+        }
+
+    def summarise(self, rows: Sequence[Row]) -> Summary:
+        return control_summary(self.name, self.decoder.numeric.dtype, self.panel, rows)
+
+    def closing(self, summary: Summary) -> list[str]:
+        line = (
+            f"{outcome(summary)}; one copy against two: "
+            f"tokens differ {rate(summary['token_disagreement'])}, "
+            f"log-probabilities differ {rate(summary['logprob_disagreement'])}"
+        )
+        return [line, *shortfall(summary["panel"])]
+
+
+def arm_entry(made: Generation, copies: int) -> ArmEntry:
+    """Returns the row's `arms[NAME]`."""
+    return {
+        "copies": copies,
+        "tokens": list(made.tokens),
+        "tokens_sha256": token_digest(made.tokens),
+        "logprobs": list(made.logprobs),
+        "margins": list(made.margins),
+        "state_sha256": made.functional_sha256,
+    }
+
+
+def comparison_entry(left: Generation, right: Generation) -> Comparison:
+    """Returns the row's `comparisons["LEFT:RIGHT"]`. `max_abs_aligned` is defined as in the paper's release."""
+    tokens = first_divergence(left.tokens, right.tokens)
+    logprobs = first_divergence(_bits(left.logprobs), _bits(right.logprobs))
+    return {
+        "tokens": {"exact": tokens is None, "first_divergence": tokens},
+        "logprobs": {
+            "exact": logprobs is None,
+            "first_divergence": logprobs,
+            "max_abs_aligned": _largest(left.logprobs, right.logprobs),
+            "max_abs_shared": _largest(left.logprobs[:tokens], right.logprobs[:tokens]),
+        },
+    }
+
+
+def _bits(values: Sequence[float | None]) -> list[Any]:
+    return [None if value is None else value.hex() for value in values]
+
+
+def _largest(left: Sequence[float | None], right: Sequence[float | None]) -> float:
+    return max((abs(a - b) for a, b in zip(left, right) if a is not None and b is not None), default=0.0)
+
+
+def control_summary(experiment: str, dtype: str, panel: Panel, rows: Sequence[Row]) -> Summary:
+    """Returns the head and the endpoints of one copy against two."""
+    pairs = [row["comparisons"]["singleton:pair"] for row in rows if row["comparisons"]]
+    logprobs = [pair["logprobs"] for pair in pairs]
+    endpoints: Endpoints = {
+        "panel": panel_counts(panel),
+        "input_length": panel_span(panel),
+        "comparison": "singleton:pair",
+        "compared_rows": len(pairs),
+        "token_disagreement": disagreement([pair["tokens"]["exact"] for pair in pairs]).as_dict(),
+        "logprob_disagreement": disagreement([entry["exact"] for entry in logprobs]).as_dict(),
+        "first_token_divergence": divergence_spread([pair["tokens"]["first_divergence"] for pair in pairs]).as_dict(),
+        "first_logprob_divergence": divergence_spread([entry["first_divergence"] for entry in logprobs]).as_dict(),
+        "max_abs_aligned": max((entry["max_abs_aligned"] for entry in logprobs), default=None),
+        "max_abs_shared": max((entry["max_abs_shared"] for entry in logprobs), default=None),
+    }
+    return run_summary(experiment, dtype, rows, endpoints)
+
+
+def select(inputs: Sequence[Input], limit: int | None) -> tuple[list[Input], Panel]:
+    """Returns the frozen rows in selection order, and their panel. limit: keep the first of them."""
+    found = select_spread(inputs, WANTED)[:limit]
+    return found, panel_record(RULE, {"rows": WANTED}, {"rows": len(inputs)}, [one.name() for one in found])

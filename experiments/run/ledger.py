@@ -1,0 +1,205 @@
+"""Canonical JSON, and the append-only ledger `rows.jsonl`: one sealed line per row, in source order, safe against a
+crash at any byte.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from experiments.run.exits import uninterrupted
+from experiments.run.records import Row
+from minimodel.errors import InputError, refuse
+
+
+def canonical(value: Any) -> str:
+    """One line of ASCII JSON in insertion order; NaN and infinity are refused (ValueError), never written."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def sha256_text(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(row: Mapping[str, Any]) -> str:
+    """The row's line, closed by `row_sha256`, the digest of the line without it."""
+    return canonical({**row, "row_sha256": sha256_text(canonical(row))})
+
+
+def unseal(line: str) -> Row:
+    """The row of a sealed line; ValueError when any byte is not as it was written."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or seal({k: v for k, v in row.items() if k != "row_sha256"}) != line:
+        raise ValueError("its digest does not match its bytes")
+    return cast(Row, row)
+
+
+FULL_SEAL = re.compile(rb'"row_sha256":".{64}"\}')
+
+
+def row_key(entry: Mapping[str, Any]) -> str:
+    """Returns the identity of a ledger row, as in the manifest's `row_order`: its id, led by its cell or dtype.
+
+    No two rows of a run share it. Whatever looks a row up, joins two runs or names a row uses this key.
+    """
+    lead = entry.get("cell", entry.get("dtype"))
+    return str(entry["row"]) if lead is None else f"{lead}/{entry['row']}"
+
+
+def require_distinct(keys: Sequence[str], where: str) -> None:
+    """InputError where two rows share one identity."""
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            raise refuse(where, "each row once", key)
+        seen.add(key)
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Returns a handle on a regular file, made where `flags` say so. InputError for a link, a pipe, a device.
+
+    Nothing that is not a file of the run itself is ever written, locked or cut, and no pipe is waited for.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        kind = "a link" if path.is_symlink() else "a directory" if path.is_dir() else "a pipe or device"
+        raise InputError(f"{path}: expected a regular file of this run, found {kind}")
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+
+
+def read_own(path: Path) -> bytes:
+    """Returns the bytes of a regular file, b"" where there is none. InputError for a pipe, a device, a directory."""
+    if not path.exists() and not path.is_symlink():
+        return b""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InputError(f"{path}: expected a regular file, found a pipe or device")
+        return file.read()
+
+
+def lock(path: Path, name: Path | None = None) -> int:
+    """Returns a handle that holds a file's lock until it is closed or its process ends.
+
+    InputError, naming `name` or the file, when another process holds it, or the file system has no locks.
+    """
+    handle = open_own(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise InputError(f"{name or path}: expected no other writer, found a process that holds its lock") from None
+        raise InputError(
+            f"{name or path}: expected a file system with locks, found none ({error.strerror}), as on some network "
+            "file systems; give --out on a local disk and copy the finished run"
+        ) from None
+    return handle
+
+
+def read_ledger(path: Path, row_order: Sequence[str] | None = None) -> tuple[list[Row], int]:
+    """Returns the rows, and the bytes of a torn tail (0: none).
+
+    InputError for a damaged complete line, for two rows of one identity and, where `row_order` is given, for a row that
+    is not the manifest's at that place. Only the last line can be torn, as rows are written in order.
+    """
+    lines, torn = whole_lines(path)
+    rows = [unsealed(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
+    keys = [row_key(row) for row in rows]
+    require_distinct(keys, f"{path}: row")
+    for number, key in enumerate(keys if row_order is not None else [], start=1):
+        wanted = row_order[number - 1] if row_order is not None and number <= len(row_order) else None
+        if key != wanted:
+            expected = "the end" if wanted is None else f"row {wanted!r} (the manifest's row_order)"
+            raise refuse(f"{path} line {number}", expected, key)
+    return rows, torn
+
+
+def unsealed(line: bytes, where: str) -> Row:
+    """Returns the row of a sealed line. InputError for damage, and for a row without what every row has."""
+    try:
+        row = unseal(line.decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: expected an intact row, found damage ({error})") from None
+    for key, kind in (("row", str), ("passed", bool), ("gates", dict)):
+        if not isinstance(row.get(key), kind):
+            raise refuse(f"{where}: {key}", f"a {kind.__name__}", row.get(key))
+    return row
+
+
+def whole_lines(path: Path) -> tuple[list[bytes], int]:
+    """Returns the complete lines of a file of JSON objects, and the bytes of a torn tail (0: none).
+
+    A tail is what a crash leaves of one line: its beginning, zeros where a disk lost power, and perhaps a line break
+    that an editor or the next program added. InputError for other text: it is nobody's torn line, and is not cut.
+    """
+    complete, _, tail = read_own(path).rpartition(b"\n")
+    lines = complete.split(b"\n") if complete else []
+    if tail.strip(b"\0") and not tail.startswith(b"{"):
+        raise InputError(f"{path}: expected lines of JSON, found {len(tail)} bytes of other text at its end")
+    if not tail and lines and _is_torn(lines[-1]):
+        tail = lines.pop() + b"\n"
+    return lines, len(tail)
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a line is the beginning of one: no JSON object, and no row whose seal is there in full length."""
+    if not line.startswith(b"{") or FULL_SEAL.search(line):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def drop_tail(path: Path, size: int) -> None:
+    """Cuts `size` torn bytes off the end; complete rows keep theirs."""
+    with open(open_own(path, os.O_RDWR), "r+b") as file:
+        file.truncate(os.fstat(file.fileno()).st_size - size)
+        os.fsync(file.fileno())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends one line and flushes it to disk. When that fails half-way (disk full), the half is cut off again."""
+    with uninterrupted(), open(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        data = line.encode("ascii") + b"\n"
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError as error:
+            file.truncate(before)
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Appends one sealed row."""
+    append_line(path, seal(row))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replaces a small file at once: a reader sees the old or the new one, never a part.
+
+    Half a character, as a path that is not UTF-8 brings it in, is written as its escape.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        handle = open_own(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -1,0 +1,158 @@
+"""Bidirectional whole-cache transplants on a fixed prefix: the six arms, their gates and endpoints (paper, sections 3.6
+and 3.7).
+
+Expected answers are neither read nor recomputed here: a row is known by its name, and its arms are not scored.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cache.boundary import Boundary
+from cache.build import build_prefill, incremental_steps
+from cache.transplant import transplant, whole_transplant_holds
+from decode.greedy import Steps
+from decode.state import State
+from experiments.report.closing import donor_line
+from experiments.run.arms import eligible_choice, prefix_holds
+from experiments.run.bank import Prefix
+from experiments.run.experiment import ArmExperiment, Arms, gate
+from experiments.run.panel import shortfall
+from experiments.run.progress import RowProgress
+from experiments.run.records import Endpoints, Row, RowExtra, Summary
+from experiments.run.summary import pair_summary
+from experiments.run.tasks import RowName, longest_continuation
+from minimodel.decoder import Decoder
+from stats.donors import DonorEndpoints, DonorRow, donor_endpoints
+from stats.intervals import Z_TRANSPLANT
+
+INTO_PREFILL, INTO_INCREMENTAL = "incremental_cache_into_prefill", "prefill_cache_into_incremental"
+NATIVE = ("incremental", "incremental_replica", "prefill", "prefill_replica")
+DONORS = {INTO_PREFILL: ("incremental", "prefill"), INTO_INCREMENTAL: ("prefill", "incremental")}  # donor, recipient
+SIDES = ("donor", "recipient", "neither")
+
+
+def follows(suffix: object, donor: object, recipient: object) -> str:
+    """Returns whose trajectory a suffix repeats from the boundary to the end, a name of `SIDES`."""
+    return "donor" if suffix == donor else "recipient" if suffix == recipient else "neither"
+
+
+@dataclass(frozen=True)
+class SixArms(ArmExperiment):
+    """Builds both constructions twice, transplants both ways, decodes six suffixes."""
+
+    decoder: Decoder
+    prefixes: Sequence[Prefix]  # the frozen rows
+    states: Sequence[State]  # of each
+
+    arms = (*NATIVE, INTO_PREFILL, INTO_INCREMENTAL)
+    pairs = (
+        ("incremental", "incremental_replica"),
+        ("prefill", "prefill_replica"),
+        ("incremental", "prefill"),
+        ("incremental", INTO_PREFILL),  # donor and recipient-with-the-donor's-cache
+        ("prefill", INTO_INCREMENTAL),
+    )
+
+    @property
+    def longest(self) -> int:
+        return longest_continuation(self.states)
+
+    def model(self, index: int) -> Decoder:
+        return self.decoder
+
+    def task(self, index: int) -> RowName:
+        return RowName(self.prefixes[index].row)
+
+    def boundaries(self, index: int, progress: RowProgress) -> Steps[tuple[Boundary, ...]]:
+        state = self.states[index]
+        incremental = yield from incremental_steps(self.decoder, state)
+        prefill = build_prefill(self.decoder, state)
+        native = (incremental, incremental.replica(), prefill, prefill.replica())
+        into_prefill = transplant(recipient=prefill, donor=incremental)
+        into_incremental = transplant(recipient=incremental, donor=prefill)
+        progress.fed(3 * len(state))
+        return (*native, into_prefill, into_incremental)
+
+    @gate
+    def prefix(self, made: Arms) -> bool:
+        """The bank's tokens, and what follows from them alone, entered every construction."""
+        return prefix_holds(made.all, self.prefixes[made.index].tokens)
+
+    @gate
+    def replica_incremental(self, made: Arms) -> bool:
+        return made.replica_exact("incremental")
+
+    @gate
+    def replica_prefill(self, made: Arms) -> bool:
+        return made.replica_exact("prefill")
+
+    @gate
+    def provenance_incremental_cache_into_prefill(self, made: Arms) -> bool:
+        return _provenance(made, INTO_PREFILL)
+
+    @gate
+    def provenance_prefill_cache_into_incremental(self, made: Arms) -> bool:
+        return _provenance(made, INTO_INCREMENTAL)
+
+    @gate
+    def raw_argmax(self, made: Arms) -> bool:
+        """All constructions have one argmax over the whole vocabulary and one among eligible tokens.
+
+        A transplant keeps its recipient's logits: only then do both interventions begin with the same first suffix
+        token.
+        """
+        boundaries = [made[name].boundary for name in NATIVE]
+        return len({(raw_argmax(one), eligible_choice(one)[0]) for one in boundaries}) == 1
+
+    def extra(self, made: Arms) -> RowExtra:
+        raw = {name: raw_argmax(made[name].boundary) for name in NATIVE}
+        return {"raw_argmax": raw, "donor": _outcome(donor_row(made.suffixes()))}
+
+    def closing(self, summary: Summary) -> list[str]:
+        return [donor_line(summary), *shortfall(summary["panel"])]
+
+
+def _provenance(made: Arms, name: str) -> bool:
+    """Whether every bit of a transplant's K/V is the donor's, and all else the recipient's."""
+    donor, recipient = DONORS[name]
+    return whole_transplant_holds(made[name].boundary, made[recipient].boundary, made[donor].boundary)
+
+
+def raw_argmax(boundary: Boundary) -> int:
+    """Returns the argmax of the boundary logits over the whole vocabulary."""
+    return int(boundary.logits[0].argmax())
+
+
+def donor_row(suffixes: Mapping[str, Any]) -> DonorRow:
+    """Returns the four suffixes of a row, by arm, that donor recovery is about."""
+    return DonorRow(suffixes["incremental"], suffixes["prefill"], suffixes[INTO_PREFILL], suffixes[INTO_INCREMENTAL])
+
+
+def donor_rows(rows: Sequence[Mapping[str, Any]]) -> list[DonorRow]:
+    """Returns the suffixes of the ledger rows that hold arms: all but those that failed closed."""
+    return [donor_row({name: arm["suffix"] for name, arm in row["arms"].items()}) for row in rows if row["arms"]]
+
+
+def _outcome(donor: DonorRow) -> dict[str, bool]:
+    """Returns the row's `donor`: recovery means something on divergent rows, `novel` on exact ones."""
+    return {
+        "divergent": donor.divergent,
+        f"{INTO_PREFILL}_recovers": donor.prefill_recipient_follows_donor,
+        f"{INTO_INCREMENTAL}_recovers": donor.incremental_recipient_follows_donor,
+        "recovers_both": donor.recovers_both,
+        "novel": donor.novel,
+    }
+
+
+def donor_summary(rows: Sequence[Row]) -> tuple[DonorEndpoints, Endpoints]:
+    """Returns the registered endpoints, and the summary's part that holds them beside incremental against prefill."""
+    found = donor_rows(rows)
+    endpoints = donor_endpoints(found)
+    grid = {}
+    for arm, (donor, recipient) in DONORS.items():
+        divergent = [[getattr(row, name) for name in (arm, donor, recipient)] for row in found if row.divergent]
+        sides = [follows(*suffixes) for suffixes in divergent]
+        grid[arm] = {side: sides.count(side) for side in SIDES}
+    pair = pair_summary(rows, "incremental", "prefill", z=Z_TRANSPLANT)
+    return endpoints, {**pair, "endpoints": endpoints.as_dict(), "grid": grid}

@@ -1,0 +1,191 @@
+"""Task files: JSON lines with id, question, choices and answer; every row is checked before the first is decoded.
+
+`answer` is a letter of the choices, or a number where there are none. `answer_index` (from 0) or `answer_text` may take
+its place.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from decode.contract import Contract
+from decode.state import State
+from decode.text import LETTERS
+from experiments.run.jsonlines import json_lines, refuse_rows
+from minimodel.errors import InputError
+from minimodel.files import read_bytes
+from stats.answers.score import expected_answer
+from stats.errors import StatsInputError
+
+INDEX, TEXT = "answer_index", "answer_text"
+EXPLICIT = (INDEX, TEXT)
+
+
+def right_choice(row: Mapping[str, Any], choices: Sequence[str], field: str = "answer") -> int | str:
+    """Returns the index of the right choice, or what is wrong with its statement in `row`."""
+    given = [key for key in (field, *EXPLICIT) if key in row]
+    if len(given) != 1:
+        return f"expected one of {field}, {INDEX}, {TEXT}, found {' and '.join(given) or 'none'}"
+    value, choices = row[given[0]], [text.strip() for text in choices]
+    if given[0] == INDEX:
+        valid = type(value) is int and 0 <= value < len(choices)
+        return value if valid else f"{INDEX}: expected an index from 0 to {len(choices) - 1}, found {str(value)[:40]!r}"
+    text = value.strip() if isinstance(value, str) else None
+    if given[0] == TEXT:
+        fault = f"{TEXT}: expected the text of one choice, found {str(value)[:40]!r}"
+        return choices.index(text) if text is not None and choices.count(text) == 1 else fault
+    return _one_reading(field, value, choices)
+
+
+def right_number(row: Mapping[str, Any], field: str = "answer") -> tuple[str | None, str]:
+    """Returns (the right number in its one spelling, ""), or (None, what is wrong with its statement in `row`)."""
+    value = row.get(field)
+    if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
+        found = type(value).__name__ if field in row else "no such key"
+        return None, f"{field}: expected text or a number where there are no choices, found {found}"
+    try:
+        return expected_answer(str(value), 0), ""
+    except StatsInputError as error:
+        return None, f"{error}: no text could match it; give choices, or a number"
+
+
+def letter_is_ambiguous(index: int, choices: Sequence[str]) -> bool:
+    """Returns whether the letter of choice `index` is also the text of another choice."""
+    return any(text.strip() == LETTERS[index] for i, text in enumerate(choices) if i != index)
+
+
+def _one_reading(field: str, value: Any, choices: Sequence[str]) -> int | str:
+    """Returns the choice that `value` names as letter, index or text, or what is wrong with it."""
+    text = str(value).strip() if type(value) in (int, str) else ""
+    readings = {}
+    if text in choices:
+        readings["text"] = choices.index(text)
+    if type(value) is str and text in list(LETTERS[: len(choices)]):
+        readings["letter"] = LETTERS.index(text)
+    if text.isascii() and text.isdigit() and len(text) < 3 and int(text) < len(choices):
+        readings["index"] = int(text)
+    if len(set(readings.values())) > 1:
+        said = " and ".join(f"the {kind} of {choices[i][:40]!r}" for kind, i in readings.items())
+        return f"{field}: {text!r} is {said}; write {INDEX} (from 0) or {TEXT} instead"
+    if readings and (type(value) is int or set(readings) != {"index"}):
+        return next(iter(readings.values()))
+    return f"{field}: expected a letter, an index or the text of a choice, found {str(value)[:40]!r}"
+
+
+MAX_TASK_BYTES = 64 * 1024 * 1024  # a million short rows; read, they take about twenty times as much
+MAX_LINE_BYTES = 1024 * 1024  # far beyond any context; the tokenizer would need a hundred times as much
+KEYS, ANSWER = {"id", "question", "choices"}, "answer"
+SHOWN_ID = 60  # characters of an id in a message
+
+
+@dataclass(frozen=True)
+class Task:
+    """One line of a task file."""
+
+    id: str  # of the row
+    question: str
+    choices: tuple[str, ...]  # empty where the answer is a number
+    answer: str  # the letter of the right choice, or the number in its one spelling
+
+
+@dataclass(frozen=True)
+class RowName:
+    """A row of which only the name is known: its expected answer is not read, and its arms are not scored."""
+
+    id: str
+
+
+def load_tasks(path: Path, limit: int | None) -> tuple[list[Task], bytes]:
+    """Returns the first `limit` tasks (all without one) and the file's bytes. InputError lists every offending row."""
+    if path.suffix.lower() in (".csv", ".tsv"):
+        raise InputError(
+            f"{path}: expected tasks as JSON lines, found {path.suffix}; make them with: "
+            f"python -m experiments.prepare {path.name} --out DIR"
+        )
+    data = read_bytes(path, MAX_TASK_BYTES)
+    return parse_tasks(data, path)[:limit], data
+
+
+def parse_tasks(data: bytes, path: Path) -> list[Task]:
+    """Returns all tasks of a task file's bytes. InputError lists every offending row."""
+    tasks, faults, seen = [], [], set()
+    for number, row in json_lines(data, path, max_line=MAX_LINE_BYTES):
+        task = row if isinstance(row, str) else _parse(row)
+        if isinstance(task, Task) and task.id in seen:
+            task = f"id {task.id[:SHOWN_ID]!r} appears twice"
+        if isinstance(task, str):
+            faults.append(f"line {number}: {task}")
+            continue
+        seen.add(task.id)
+        tasks.append(task)
+    refuse_rows(path, faults)
+    if not tasks:
+        raise InputError(f"{path}: expected at least one task, found none")
+    return tasks
+
+
+def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Path) -> list[State]:
+    """Returns the prompt state of each task. InputError lists every task whose longest possible row exceeds the
+    context."""
+    states, faults = [], []
+    for task in tasks:
+        try:
+            state = State.prompt(contract, task.question, task.choices)
+        except InputError as error:
+            faults.append(f"task {task.id[:SHOWN_ID]!r}: {error}")
+            continue
+        longest = contract.prefix_limit(len(state)) + contract.suffix_limit()
+        if longest > context:
+            reach = f"prompt of {len(state)} tokens may reach {longest}, context {context}"
+            faults.append(f"task {task.id[:SHOWN_ID]!r}: {reach}")
+        states.append(state)
+    refuse_rows(path, faults)
+    return states
+
+
+def longest_row(prompts: Sequence[State]) -> int:
+    """Returns the most tokens that the row of any of these prompts can hold."""
+    longest = max(prompts, key=len)
+    return longest.contract.prefix_limit(len(longest)) + longest.contract.suffix_limit()
+
+
+def longest_continuation(prefixes: Sequence[State]) -> int:
+    """Returns the most tokens that a continuation of any of these boundary prefixes can hold."""
+    longest = max(prefixes, key=len)
+    return len(longest) + longest.contract.suffix_limit()
+
+
+def _parse(raw: dict[str, Any]) -> Task | str:
+    """Returns the task, or what is wrong with it."""
+    odd = [f"missing key {key!r}" for key in sorted(KEYS - set(raw))]
+    odd += [f"unknown key {key[:40]!r}" for key in sorted(set(raw) - KEYS - {ANSWER, *EXPLICIT})]
+    if odd:
+        return f"expected exactly id, question, choices, answer, found {odd[0]}"
+    for key in ("id", "question"):
+        if not isinstance(raw[key], str) or not raw[key].strip():
+            found = repr(raw[key][:40]) if isinstance(raw[key], str) else type(raw[key]).__name__
+            return f"{key}: expected text, found {found}"
+    choices = raw["choices"]
+    if (
+        not isinstance(choices, list)
+        or len(choices) > len(LETTERS)
+        or not all(isinstance(c, str) and c for c in choices)
+    ):
+        return f"choices: expected a list of at most {len(LETTERS)} texts"
+    texts = (value for value in (raw["id"], raw["question"], *choices, raw.get(ANSWER)) if isinstance(value, str))
+    if any(0xD800 <= ord(c) <= 0xDFFF for text in texts for c in text):
+        return "expected Unicode text, found a lone surrogate"
+    answer, fault = _letter(raw, choices) if choices else right_number(raw)
+    return fault if answer is None else Task(raw["id"], raw["question"], tuple(choices), answer)
+
+
+def _letter(raw: dict[str, Any], choices: list[str]) -> tuple[str | None, str]:
+    """Returns (the letter of the right choice, ""), or (None, what is wrong). `answer` holds a letter only."""
+    letters, value = list(LETTERS[: len(choices)]), raw.get(ANSWER)
+    if ANSWER in raw and value not in letters:
+        found = repr(value[:40]) if isinstance(value, str) else type(value).__name__
+        return None, f"answer: expected a letter from A to {letters[-1]}, found {found}"
+    index = right_choice(raw, choices)
+    return (None, index) if isinstance(index, str) else (letters[index], "")

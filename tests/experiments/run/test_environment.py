@@ -1,0 +1,97 @@
+"""A run is resumed on the same machine only: every variable and every fact of the record is compared by name."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.run import manifest
+from experiments.run.manifest import NO_ROWS, ROOT, code_sha256, deciding_files
+from minimodel.machine import machine_record
+from tests.experiments.commands import command, write_tasks
+from tests.experiments.runs import call, one_line
+from tests.test_rooms import PRODUCT, graph
+
+CHANGED = {
+    "MKL_CBWR": "COMPATIBLE",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "MKL_NUM_THREADS": "1",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "OMP_THREAD_LIMIT": "64",
+    "OMP_DYNAMIC": "false",
+    "NVIDIA_TF32_OVERRIDE": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+SMALL = ["--dtype", "bf16", "--threads", "1", "--limit", "1", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> Path:
+    """A directory with one finished run of one row."""
+    root = tmp_path_factory.mktemp("environment")
+    write_tasks(root / "tasks.jsonl", 1)
+    done = resume(root, tiny_directory)
+    assert done.exit_code == 0, done.output
+    return root
+
+
+def resume(root: Path, checkpoint: Path):
+    tasks = root / "tasks.jsonl"
+    return call("matrix", *SMALL, "--checkpoint", checkpoint, "--tasks", tasks, "--out", root / "run", cwd=root)
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_resume_under_another_variable_is_refused_by_name(
+    name: str, place: Path, tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (place / "run" / "rows.jsonl").read_bytes()
+    monkeypatch.setenv(name, CHANGED[name])
+    line = one_line(resume(place, tiny_directory))
+    assert f'environment.{name}: expected "{CHANGED[name]}", found nothing' in line and "--fresh" in line
+    monkeypatch.delenv(name)
+    assert resume(place, tiny_directory).exit_code == 0
+    assert (place / "run" / "rows.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu_features", "mkl", "onednn", "openmp_loaded", "torch", "accelerator"])
+def test_a_resume_on_another_machine_is_refused_by_name(
+    name: str, place: Path, tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "machine_record", lambda: {**machine_record(), name: "another"})
+    assert f'environment.{name}: expected "another", found' in one_line(resume(place, tiny_directory))
+
+
+def test_a_limit_on_threads_ends_the_command_before_it_writes(tmp_path: Path, tiny_directory: Path) -> None:
+    write_tasks(tmp_path / "tasks.jsonl", 1)
+    arguments = ["--dtype", "bf16", "--threads", "2", "--checkpoint", tiny_directory, "--tasks", "tasks.jsonl"]
+    done = command("experiments.matrix", *arguments, "--out", "run", cwd=tmp_path, OMP_THREAD_LIMIT="1")
+    assert done.returncode == 2 and done.stderr.startswith("error: threads: expected 2 in a parallel region, found 1")
+    assert "OMP_THREAD_LIMIT=1" in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_the_codes_digest_covers_rows_and_verdicts_and_not_the_style_sheet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {path.relative_to(ROOT).as_posix() for path in deciding_files(ROOT)}
+    deciding = {"minimodel/decoder.py", "experiments/run/arms.py", "experiments/matrix.py", "experiments/audit.py"}
+    assert deciding | {"stats/endpoints.py", "cache/kv.py", "experiments/causes/rules.py"} <= names
+    assert not names & {"experiments/report/style.py", "experiments/report/html.py", "experiments/study.py"}
+    for room in ("minimodel", "experiments/run", "experiments/report"):
+        (tmp_path / room).mkdir(parents=True)
+        (tmp_path / room / "a.py").write_text("x = 1")
+    monkeypatch.setattr(manifest, "ROOT", tmp_path)
+    found = [code_sha256()]
+    for path in ("experiments/report/a.py", "minimodel/a.py", "experiments/run/a.py"):
+        (tmp_path / path).write_text("x = 2")
+        found.append(code_sha256())
+    assert found[0] == found[1] and len(set(found)) == 3
+
+
+def test_what_the_digest_leaves_out_decides_nothing_that_it_covers() -> None:
+    """A module that is covered imports none that is left out, but for the report that ends a run."""
+    left_out = tuple(f"experiments.{name.removesuffix('.py')}" for name in NO_ROWS)
+    edges = graph(PRODUCT)
+    covered = [name for name in edges if not name.startswith(left_out)]
+    used = {used for name in covered for used in edges[name] if used.startswith(left_out)}
+    assert covered and {name for name in used if not name.startswith("experiments.report")} == set()

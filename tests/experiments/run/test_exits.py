@@ -1,0 +1,151 @@
+"""How commands end: closed pipes, interruptions at any time, memory that is not there, text for a terminal."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.run import exits
+from experiments.run.exits import run_command, say
+from tests.experiments.commands import ROOT, environment
+from tests.faults.conftest import Small
+from tests.faults.forked import in_child
+from tests.faults.test_disk import one_error
+
+
+@pytest.mark.parametrize("redirect", ["| true", "2>&1 | true", "2>&1 >/dev/full | true", "| head -c 1 >/dev/null"])
+def test_a_closed_pipe_is_quiet(tmp_path: Path, redirect: str) -> None:
+    """The reader may end before or after the first line is written: either way nothing is said."""
+    done = piped(redirect, tmp_path)
+    assert done.returncode in ((2,) if "full" in redirect else (0, 141)) and done.stderr == "", done
+
+
+def test_a_full_output_is_one_error(tmp_path: Path) -> None:
+    done = piped(">/dev/full", tmp_path)
+    assert done.returncode == 2 and done.stderr == "error: file: No space left on device\n"
+
+
+def piped(redirect: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    line = f"{sys.executable} -m experiments.plan {redirect}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(["bash", "-c", line], cwd=cwd, env=environment(), capture_output=True, text=True)
+
+
+def test_a_pipe_closed_at_the_first_line_ends_with_its_own_code(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    def body() -> int:
+        os.dup2(writer, 1)
+        run_command(lambda: say("a line") or 0, "experiments.x")  # type: ignore[func-returns-value]
+        return 0
+
+    ended = in_child(body, tmp_path)
+    os.close(writer)
+    assert ended.code == 141 and ended.stderr == ""
+    assert in_child(lambda: run_command(lambda: say("a line") or 0, "experiments.x") or 0, tmp_path).code == 0  # type: ignore
+
+
+@pytest.mark.parametrize("seconds", [0.15, 0.6, 1.2])
+def test_an_interruption_while_a_command_imports_is_one_line(tmp_path: Path, seconds: float) -> None:
+    """Importing torch takes seconds; wherever the signal falls, no traceback comes out."""
+    arguments = [sys.executable, "-m", "experiments.matrix", "--dtype", "bf16", "--limit", "1", "--out", "run"]
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=-1, stderr=-1, text=True)
+    deadline = time.monotonic() + 60
+    while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)  # python itself has started, and the import is under way
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and err.splitlines()[0].endswith("interrupted"), err
+    assert "Traceback" not in err and out == ""
+
+
+def test_a_program_that_imports_the_package_keeps_its_own_interruption() -> None:
+    script = "import signal; import experiments; print(signal.getsignal(2) is signal.default_int_handler)"
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_weights_beyond_the_address_space_are_one_line(small: Small, tmp_path: Path) -> None:
+    mine = small.copy(tmp_path)
+    weights = mine.checkpoint / "model.safetensors"
+
+    def limited() -> None:
+        here = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (here + (64 << 20), resource.RLIM_INFINITY))
+
+    assert mine.run(tmp_path / "run", before=limited).code == 0, "the control: small weights fit under the limit"
+    length = weights.stat().st_size
+    os.truncate(weights, length + (1 << 30))
+    ended = mine.run(tmp_path / "other", before=limited)
+    one_error(ended, "model.safetensors")
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate")])
+def test_an_allocation_that_fails_anywhere_is_one_line(tmp_path: Path, fault: Exception) -> None:
+    def body() -> int:
+        raise fault
+
+    ended = in_child(lambda: run_command(body, "experiments.x") or 0, tmp_path)  # type: ignore[func-returns-value]
+    one_error(ended, "memory")
+
+
+def test_torchs_own_allocation_error_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert exits._is_allocation(caught.value)
+    assert not exits._is_allocation(RuntimeError("shape mismatch"))
+
+
+def test_terminal_controls_and_half_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    say("row \x1b[2J\udce9\u202e é\nnext")
+    assert capsys.readouterr().out == "row \\x1b[2J\\udce9\\u202e é\nnext\n"
+
+
+def test_a_path_that_is_not_utf8_is_shown_with_its_escape(small: Small, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    out = tmp_path / name
+    ended = small.run(out, "--limit", 2)
+    assert ended.code == 0 and "caf\\udce9" in ended.stdout, ended
+    from experiments.report.__main__ import main as report
+
+    page = in_child(lambda: report(args=[str(out), "--out", str(tmp_path / "page")]) or 0, tmp_path)
+    assert page.code == 0 and "Traceback" not in page.stderr, page
+    assert "caf" in (tmp_path / "page" / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_every_command_can_print_a_path_that_is_not_utf8(tmp_path: Path, encoding: str) -> None:
+    """Also where it does not go through `say`: a line of text is not worth a traceback."""
+    name = os.fsdecode(b"caf\xe9")
+    script = f"from experiments.run.exits import run_command as r; r(lambda: print({name!r}) or 0, 'x')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(PYTHONIOENCODING=encoding), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "caf\\udce9\n", "")
+
+
+def test_a_module_of_the_users_that_hides_a_package_is_named(tmp_path: Path) -> None:
+    """A folder without __init__.py hides nothing; a file stats.py or a package cache does, unless Python has -P."""
+    run = [sys.executable, "-m", "experiments.plan"]
+
+    def call(*more: str) -> subprocess.CompletedProcess[str]:
+        arguments = [run[0], *more, *run[1:]]
+        return subprocess.run(arguments, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+
+    for name in ("cache", "decode", "minimodel"):
+        (tmp_path / name).mkdir()
+    assert call().returncode == 0
+    (tmp_path / "stats.py").write_text("mean = 1\n")
+    done = call()
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert (
+        f"package stats: expected {ROOT / 'stats'}, found {tmp_path / 'stats.py'}; start Python with -P" in done.stderr
+    )
+    assert call("-P").returncode == 0

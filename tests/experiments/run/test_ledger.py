@@ -1,0 +1,177 @@
+"""The append-only ledger: torn tails, damage, full disks."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from experiments.run.ledger import append_row, canonical, drop_tail, lock, read_ledger, seal, unseal, write_whole
+from minimodel.errors import InputError
+from tests.helpers import refused
+
+EVERY = {"passed": True, "gates": {"replica": True}}  # what a row must have
+ROWS = [
+    {"row": "a", "text": "é☃", **EVERY},
+    {"row": "b", "value": 0.1, **EVERY},
+    {"row": "c", "list": [1, None, True], **EVERY},
+]
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for row in ROWS:
+        append_row(path, row)
+    return path
+
+
+def test_rows_come_back_as_written(ledger):
+    rows, torn = read_ledger(ledger)
+    assert [{k: v for k, v in row.items() if k != "row_sha256"} for row in rows] == ROWS
+    assert torn == 0
+
+
+def test_every_torn_tail_is_dropped_and_complete_rows_keep_their_bytes(ledger):
+    """verifiers 803, 1376: half a record at the end, cut at any byte."""
+    data = ledger.read_bytes()
+    start = data[:-1].rindex(b"\n") + 1
+    for cut in range(start + 1, len(data)):
+        ledger.write_bytes(data[:cut])
+        rows, torn = read_ledger(ledger)
+        assert [row["row"] for row in rows] == ["a", "b"]
+        assert torn == cut - start
+        drop_tail(ledger, torn)
+        assert ledger.read_bytes() == data[:start]
+
+
+def test_a_torn_tail_that_something_ended_with_a_line_break_is_a_torn_tail(ledger):
+    """An editor's or another program's line break behind half a row, at any byte of it."""
+    data = ledger.read_bytes()
+    start = data[:-1].rindex(b"\n") + 1
+    for cut in range(start + 1, len(data) - 1):
+        ledger.write_bytes(data[:cut] + b"\n")
+        rows, torn = read_ledger(ledger)
+        assert [row["row"] for row in rows] == ["a", "b"] and torn == cut - start + 1
+    drop_tail(ledger, torn)
+    append_row(ledger, ROWS[2])
+    assert ledger.read_bytes() == data
+    ledger.write_bytes(data[:start] + data[:40] + b"\n" + data[start:])  # the control: half a row before a whole one
+    with refused("rows.jsonl line 3", "damage"):
+        read_ledger(ledger)
+
+
+def test_other_text_at_the_end_is_nobodys_torn_tail(ledger):
+    data = ledger.read_bytes()
+    ledger.write_bytes(data + b"notes of mine")
+    with refused("rows.jsonl", "13 bytes of other text at its end"):
+        read_ledger(ledger)
+    ledger.write_bytes(data + bytes(7))  # the control: zeros, as a disk without power leaves them
+    assert read_ledger(ledger)[1] == 7
+
+
+@pytest.mark.parametrize("key", ["row", "passed", "gates"])
+def test_a_sealed_row_without_what_every_row_has_is_refused(ledger, key):
+    append_row(ledger, {"row": "d", **EVERY})
+    read_ledger(ledger)
+    append_row(ledger, {name: value for name, value in {"row": "e", **EVERY}.items() if name != key})
+    with refused(f"rows.jsonl line 5: {key}: expected a", "found None"):
+        read_ledger(ledger)
+
+
+def test_a_ledger_is_a_regular_file_of_the_run(ledger, tmp_path):
+    """No link is written through, no pipe waited for, no device filled; reading follows a link to a regular file."""
+    foreign = tmp_path / "foreign.txt"
+    foreign.write_text("{half a line of somebody's")
+    link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe.jsonl"
+    link.symlink_to(foreign)
+    os.mkfifo(pipe)
+    for path, kind in ((link, "a link"), (pipe, "a pipe or device"), (tmp_path / "dangling", "a link")):
+        if path.name == "dangling":
+            path.symlink_to("nowhere")
+        for write in (lambda p: append_row(p, ROWS[0]), lambda p: drop_tail(p, 1), lock):
+            with refused(str(path), "expected a regular file", kind):
+                write(path)
+    for path in (pipe, Path("/dev/full")):
+        with refused(str(path), "a pipe or device"):
+            read_ledger(path)
+    assert foreign.read_text() == "{half a line of somebody's" and not (tmp_path / "nowhere").exists()
+    (tmp_path / "elsewhere").symlink_to(ledger)
+    assert read_ledger(tmp_path / "elsewhere") == read_ledger(ledger)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_not_another_writer(ledger, monkeypatch, number):
+    def without(handle, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    with refused("expected a file system with locks", os.strerror(number), "--out on a local disk"):
+        lock(ledger)
+    monkeypatch.undo()
+    held = lock(ledger)
+    with refused("expected no other writer"):  # the control
+        lock(ledger)
+    os.close(held)
+
+
+def test_a_half_character_is_written_as_its_escape(tmp_path):
+    write_whole(tmp_path / "report.md", "checkpoint caf\udce9, é\n")
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == "checkpoint caf\\udce9, é\n"
+
+
+def test_a_tail_cut_inside_a_multibyte_character_is_a_torn_tail(ledger):
+    with open(ledger, "ab") as file:
+        file.write('{"row":"d","text":"é'.encode()[:-1])
+    rows, torn = read_ledger(ledger)
+    assert len(rows) == 3
+    assert torn == len('{"row":"d","text":"é'.encode()) - 1
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_one_flipped_byte_in_a_complete_line_is_named_and_refused(ledger, line):
+    data = bytearray(ledger.read_bytes())
+    starts = [0, *(i + 1 for i, byte in enumerate(data) if byte == ord("\n"))]
+    for offset in (2, 9, 40):
+        broken = bytearray(data)
+        broken[starts[line] + offset] ^= 1
+        ledger.write_bytes(broken)
+        with pytest.raises(InputError, match=rf"rows\.jsonl line {line + 1}: "):
+            read_ledger(ledger)
+
+
+def test_a_row_whose_value_changed_with_its_digest_kept_is_refused():
+    line = seal({"row": "a", "passed": False})
+    assert unseal(line)["passed"] is False
+    with pytest.raises(ValueError, match="digest"):
+        unseal(line.replace("false", "true"))
+
+
+def test_a_full_disk_leaves_complete_rows_and_names_the_file(ledger, monkeypatch):
+    before = ledger.read_bytes()
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        append_row(ledger, {"row": "d", **EVERY})
+    assert caught.value.filename == str(ledger)
+    monkeypatch.undo()
+    assert ledger.read_bytes() == before
+    append_row(ledger, {"row": "d", **EVERY})
+    assert [row["row"] for row in read_ledger(ledger)[0]] == ["a", "b", "c", "d"]
+
+
+def test_canonical_json_refuses_nan():
+    with pytest.raises(ValueError):
+        canonical({"value": float("nan")})
+
+
+def test_a_whole_file_is_replaced_at_once(tmp_path):
+    path = tmp_path / "summary.json"
+    write_whole(path, "old")
+    write_whole(path, "new")
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["summary.json"]

@@ -1,0 +1,76 @@
+"""Endpoints of one comparison on rows worked out by hand, and when they are no result."""
+
+import pytest
+
+from experiments.report.closing import withheld
+from experiments.run.summary import no_result, pair_summary
+
+DRIFT = {"exact": False, "relative_l2": 0.5, "max_abs": 2.0, "mean_abs": 0.25}
+
+
+def row(first, tokens_equal, stated_equal, passed=True):
+    pair = {
+        "cache": DRIFT,
+        "logits": {**DRIFT, "relative_l2": 0.125, "max_abs": 1.0},
+        "suffix": {"exact": first is None, "first_divergence": first},
+        "merge_equal": first is None,
+        "answer_tokens_equal": tokens_equal,
+        "answer_equal": stated_equal,
+        "correct_equal": stated_equal,
+        "argmax_equal": first != 0,
+    }
+    arms = {"live": {"correct": True}, "prefill": {"correct": stated_equal}}
+    gates = {"replica_live": passed, "argmax": True}
+    return {"row": "a", "arms": arms, "comparisons": {"live:prefill": pair}, "gates": gates, "passed": passed}
+
+
+ROWS = [row(None, True, True), row(0, False, True), row(7, False, False), row(0, False, True)]
+
+
+def test_an_answer_is_read_as_tokens_and_as_what_it_states():
+    summary = pair_summary(ROWS, "live", "prefill")
+    assert summary["answer_tokens_disagreement"]["count"] == 3
+    assert summary["answer_disagreement"]["count"] == 1 == summary["correctness_disagreement"]["count"]
+
+
+def test_divergence_at_the_first_suffix_token_is_counted():
+    summary = pair_summary(ROWS, "live", "prefill")
+    assert summary["first_token_divergence_rows"] == 2 and summary["first_divergence"]["n"] == 3
+    assert pair_summary(ROWS[:1], "live", "prefill")["first_token_divergence_rows"] == 0
+
+
+def test_the_logits_magnitude_stands_beside_the_caches():
+    summary = pair_summary(ROWS, "live", "prefill")
+    assert (summary["cache"]["max_abs_median"], summary["logits"]["max_abs_median"]) == (2.0, 1.0)
+    assert (summary["cache"]["relative_l2_median"], summary["logits"]["relative_l2_median"]) == (0.5, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (ROWS, None),
+        ([], "no row was decoded"),
+        (
+            [*ROWS, row(None, True, True, passed=False)],
+            "gates failed on 1 of 5 rows (replica_live on 1); endpoints are over 5 rows",
+        ),
+        (
+            [*ROWS, {"row": "b", "failure": "NaN", "gates": {"replica_live": False, "argmax": False}, "passed": False}],
+            "gates failed on 1 of 5 rows (replica_live on 1, argmax on 1); endpoints are over 4 rows",
+        ),
+    ],
+)
+def test_endpoints_over_a_failed_row_are_no_result(rows, reason):
+    assert no_result(rows) == reason
+
+
+def test_the_closing_line_of_a_failed_run_holds_no_endpoint():
+    failed = {
+        "experiment": "matrix",
+        "dtype": "bf16",
+        "rows": 5,
+        "failed_rows": ["a"],
+        "passed": False,
+        "no_result": "a reason",
+    }
+    assert withheld(failed) == "matrix bf16: 5 rows, gates FAILED on 1 rows; endpoints withheld: a reason"
