@@ -1,7 +1,7 @@
 """Exit codes and interruptions, the same for every command.
 
 0 done; 2 bad input or usage (one line: what, where, expected, found); 3 an integrity gate failed; 130 interrupted; 141
-whoever read stdout or stderr has closed it (128 + SIGPIPE, as of any program of a pipe).
+the reader of stdout or stderr has closed it (128 + SIGPIPE, as for any program in a pipe).
 """
 
 import io
@@ -29,7 +29,7 @@ NO_MEMORY = "error: memory: expected more free memory or address space (see ulim
 def run_command(command: Callable[[], int], module: str, resumes: bool = True) -> None:
     """Runs a command's body and exits with its code; bad input becomes one line on stderr and code 2.
 
-    SIGTERM is taken like Ctrl-C: the row at hand is abandoned, what is written stays, the resuming command is shown.
+    SIGTERM is taken like Ctrl-C: the row in work is abandoned, what is written stays, the resuming command is shown.
     Of several ranks only the first that fails prints; the others end with its code.
     """
     if signal.getsignal(signal.SIGINT) is end_quietly:  # the imports are over
@@ -46,22 +46,22 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True) -
         code = failure.code
     except CopiesDiffer as fault:
         start_again_reproducibly(module, fault)
-        code = _told(BAD_INPUT, f"error: {one_line(fault)}")
+        code = _printed(BAD_INPUT, f"error: {one_line(fault)}")
     except (InputError, StatsInputError) as error:
-        code = _told(BAD_INPUT, f"error: {one_line(error)}")
+        code = _printed(BAD_INPUT, f"error: {one_line(error)}")
     except BrokenPipeError as error:
         code = _broken(error)
     except MemoryError:
-        code = _told(BAD_INPUT, NO_MEMORY)
+        code = _printed(BAD_INPUT, NO_MEMORY)
     except RuntimeError as error:
         if not _is_allocation(error):
             raise
-        code = _told(BAD_INPUT, NO_MEMORY)
+        code = _printed(BAD_INPUT, NO_MEMORY)
     except OSError as error:
-        code = _told(BAD_INPUT, f"error: {error.filename or 'file'}: {error.strerror or one_line(error)}")
+        code = _printed(BAD_INPUT, f"error: {error.filename or 'file'}: {error.strerror or one_line(error)}")
     except KeyboardInterrupt:
         lines = ["interrupted", f"resume with: {resume_command(module)}"]
-        code = _told(INTERRUPTED, *lines[: 1 + resumes])
+        code = _printed(INTERRUPTED, *lines[: 1 + resumes])
     finally:
         signal.signal(signal.SIGTERM, previous)
     _give_up_output()
@@ -84,8 +84,8 @@ def start_again_reproducibly(module: str, fault: CopiesDiffer) -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **REPRODUCIBLE})
 
 
-def _told(code: int, *lines: str) -> int:
-    """Says the lines, unless another rank of this job has failed first and spoken."""
+def _printed(code: int, *lines: str) -> int:
+    """Prints the lines, unless another rank of this job failed first, and returns the code."""
     job = _job()
     if job is None or job.fail(code):
         with suppress(BrokenPipeError):
@@ -95,14 +95,14 @@ def _told(code: int, *lines: str) -> int:
 
 
 def _broken(error: BrokenPipeError) -> int:
-    """The code for a closed stdout or stderr, in silence: nobody is left to read a line. A named pipe is an error."""
+    """Returns the code for a closed stdout or stderr, without printing. A named pipe is an error."""
     if error.filename is not None:
-        return _told(BAD_INPUT, f"error: {error.filename}: {error.strerror}")
-    return _told(PIPE_CLOSED)
+        return _printed(BAD_INPUT, f"error: {error.filename}: {error.strerror}")
+    return _printed(PIPE_CLOSED)
 
 
 def _give_up_output() -> None:
-    """Sends nowhere what a closed or full output did not take: the interpreter would fail on it again at its end."""
+    """Discards what a closed or full output did not take: the interpreter would fail on it again at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -112,12 +112,12 @@ def _give_up_output() -> None:
 
 
 def _is_allocation(error: RuntimeError) -> bool:
-    """Whether torch could not allocate: a class of its own on an accelerator, a plain RuntimeError on the CPU."""
+    """Whether torch could not allocate: OutOfMemoryError on an accelerator, a plain RuntimeError on the CPU."""
     return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
 
 
 def _job() -> ranks.Ranks | None:
-    """The job, joined now by a rank that fails so early that it had not done so; None where it cannot be joined."""
+    """Returns the job; a rank that fails before it joined does so now. None where the job cannot be joined."""
     try:
         return ranks.current(LAST_PATIENCE)
     except (InputError, KeyboardInterrupt):
@@ -125,7 +125,7 @@ def _job() -> ranks.Ranks | None:
 
 
 def resume_command(module: str) -> str:
-    """The command line that continues this run: the same, without --fresh."""
+    """Returns the command line that continues this run: the same, without --fresh."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--fresh"]
     start = ["python"] if ranks.world(os.environ) == 1 else ranks.launcher()
     return shlex.join([*start, "-m", module, *arguments])

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node N -m experiments.NAME ...
 
-asks for it through the environment variables RANK and WORLD_SIZE. No tensor travels between ranks, so no process group
-is made: the launcher's key-value store is all that is used, on CPU and CUDA alike.
+The environment variables RANK and WORLD_SIZE make a process one rank of a job. No tensor travels between ranks, so no
+process group is made: the launcher's key-value store is all that is used, on CPU and CUDA alike.
 """
 
 import os
@@ -57,11 +57,14 @@ class Ranks:
         self._store, self._gone = store, gone
 
     def tell(self, key: str, value: str = "") -> None:
-        """Says something once to all ranks."""
+        """Sets a key once for all ranks."""
         self._ask(lambda: self._store.set(key, value))
 
     def hear(self, key: str, meanwhile: Callable[[], None] | None = None) -> str:
-        """Waits until some rank has said `key`, however long its rows take; RankFailed when a rank fails before."""
+        """Waits until some rank has set `key`, however long its rows take, and returns its value.
+
+        RankFailed when a rank fails before.
+        """
         while not self._ask(lambda: self._store.check([key])):
             self.check()
             if meanwhile is not None:
@@ -75,7 +78,7 @@ class Ranks:
             raise RankFailed(int(self._ask(lambda: self._store.get(FAILED))))
 
     def fail(self, code: int) -> bool:
-        """Tells the others to end with `code`; True for the first to fail, whose message is the job's one line.
+        """Makes the other ranks end with `code`. Returns True for the first to fail, which alone prints an error.
 
         Not after the end: the launcher stops ranks that are still leaving when rank 0's verdict is a failure.
         """
@@ -83,16 +86,16 @@ class Ranks:
             first = not self._store.check([END]) and self._store.add(FAILURES, 1) == 1
             if first:
                 self._store.set(FAILED, str(code))
-        except RuntimeError:  # the store is gone: nobody is left to speak in our place
+        except RuntimeError:  # the store is gone, and with it every other rank
             return True
         return bool(first)
 
     def count_row(self) -> None:
-        """One more row is on disk."""
+        """Counts one more row on disk."""
         self._ask(lambda: self._store.add(ROWS, 1))
 
     def rows_counted(self) -> int:
-        """Rows that all ranks have written since the job began."""
+        """Returns the rows that all ranks have written since the job began."""
         return int(self._ask(lambda: self._store.add(ROWS, 0)))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
@@ -105,7 +108,7 @@ class Ranks:
 def current(patience: timedelta = PATIENCE) -> Ranks | None:
     """Returns the job that this process belongs to, None for a process without one.
 
-    InputError when the job cannot be joined within `patience`; that is tried once, whoever asks again.
+    InputError when the job cannot be joined within `patience`; that is tried once per job.
     """
     if world(os.environ) == 1:
         return None
@@ -201,7 +204,7 @@ def _known_options() -> list[str]:
 
 
 def world(environment: Mapping[str, str]) -> int:
-    """WORLD_SIZE where RANK stands beside it, else 1. InputError for one that is no number."""
+    """Returns WORLD_SIZE where RANK stands beside it, else 1. InputError for one that is no number."""
     return number(environment, "WORLD_SIZE", 1) if "RANK" in environment else 1
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import experiments.matrix as matrix
+import experiments.run.experiment as experiment
 import experiments.run.retained_live as retained_live
 from tests.experiments.matrices import ROWS, arguments, write_inputs
 from tests.experiments.runs import call
@@ -18,7 +18,7 @@ def inputs(tmp_path_factory) -> Path:
 
 
 def test_a_gate_that_fails_ends_the_run_with_code_3(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(matrix, "replica_exact", lambda left, right: left.name != "prefill")
+    monkeypatch.setattr(experiment, "replica_exact", lambda left, right: left.name != "prefill")
     for preflight, rows in ((2, 1), (0, ROWS)):
         given = arguments(inputs, "--preflight", preflight, "--out", f"p{preflight}")
         done = call("matrix", *given, cwd=tmp_path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.run import rundir
+from experiments.run import directory
 from experiments.run.directory import RunDirectory
 from experiments.run.ledger import row_key
 from experiments.run.reader import read_finished, read_run
@@ -129,9 +129,9 @@ def test_a_run_behind_a_link_is_set_aside_where_it_lies(tmp_path):
 
 def test_a_manifest_that_could_not_be_read_back_is_refused_before_the_first_row(tmp_path, monkeypatch):
     size = len(json.dumps(MANIFEST, indent=1)) + 1
-    monkeypatch.setattr(rundir, "MAX_JSON_BYTES", size)
+    monkeypatch.setattr(directory, "MAX_JSON_BYTES", size)
     RunDirectory(tmp_path / "run", MANIFEST, fresh=False).close()
-    monkeypatch.setattr(rundir, "MAX_JSON_BYTES", size - 1)
+    monkeypatch.setattr(directory, "MAX_JSON_BYTES", size - 1)
     with refused("manifest.json", f"at most {size - 1} bytes, found {size} for 2 rows"):
         RunDirectory(tmp_path / "other", MANIFEST, fresh=False)
     assert not (tmp_path / "other").exists()
