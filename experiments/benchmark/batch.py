@@ -1,34 +1,26 @@
-"""Decode steps of several requests together, against their number: ours with the bits that each request has alone, and
-a padded batch of the reference, whose bits are others."""
+"""Decode steps of several requests together, by their number: ours, with the bits that each request has alone, and a
+padded batch of the reference, whose bits may differ."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cache.digest import tensor_sha256
 from decode.batched import take_together
 from decode.greedy import Step, Stepped, best_two, take
 from decode.independence import together_here
 from decode.stepper import Stepper
-from experiments.benchmark.arms import COLUMNS, Arm
-from experiments.benchmark.bench import Bench, prefilled
+from experiments.benchmark.arms import COLUMNS, Arm, Workload
+from experiments.benchmark.measures import Bench, prefilled, tensors_digest
 from experiments.benchmark.results import DIFFERS, EQUAL
-from experiments.benchmark.timing import Sample, Spread, interleaved, ratios
-from experiments.benchmark.workload import Workload
-from experiments.plan.estimates import cache_bytes
-from experiments.report.blocks import Figure, Table, table
-from experiments.report.charts import chart, legend, line_look
+from experiments.run.costs import cache_bytes
+from experiments.run.timing import Sample, Spread, interleaved, ratios
 from minimodel.bits import COPIES, RowFailure
 from minimodel.decoder import Decoder
 from minimodel.roles import attention_mask, position_ids
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SIZES = (1, 2, 4, 8, 16)
 SHORTER = 3  # tokens by which each request is shorter than the one before
@@ -45,24 +37,24 @@ class Requests:
 
     @classmethod
     def of(cls, bench: Bench, context: int) -> "Requests":
-        """As many requests as the largest size, of which the longest ends at `context` tokens."""
+        """Returns as many requests as the largest size. The longest ends at `context` tokens."""
         steps = max(2, bench.steps // 4)
         starts = tuple(max(8, context - steps - SHORTER * number) for number in range(SIZES[-1]))
         return cls(bench.work(context), starts, steps, bench.contract.ordinary.to(bench.numeric.torch_device))
 
     def due(self, number: int, step: int) -> tuple[int, int]:
-        """Token and role of a request's step."""
+        """Returns token and role of a request's step."""
         slot = self.starts[number] + step
         return self.work.tokens[slot], self.work.roles[slot]
 
 
 def held(arm: Arm, requests: Requests) -> list[Any]:
-    """Every request's cache before its first step, made in one call each."""
+    """Returns every request's cache before its first step, made in one call each."""
     return [prefilled(arm, requests.work, start)[0] for start in requests.starts]
 
 
 def steppers(arm: Arm, caches: Sequence[Any], requests: Requests, size: int) -> list[Stepper]:
-    """A working copy of the first `size` requests."""
+    """Returns steppers over working copies of the first `size` requests."""
     made = []
     for start, cache in zip(requests.starts[:size], caches):
         capacity = start + requests.steps
@@ -73,7 +65,7 @@ def steppers(arm: Arm, caches: Sequence[Any], requests: Requests, size: int) -> 
 
 
 def run(requests: Requests, flying: Sequence[Stepper], together: Decoder | None) -> list[Stepped | RowFailure]:
-    """All steps of the requests, joined by `together`, or one request at a time without it; what the last ones gave."""
+    """Runs all steps, joined by `together` (None: one request at a time), and returns the last steps' results."""
     found: list[Stepped | RowFailure] = []
     for step in range(requests.steps):
         due = [Step(s, *requests.due(n, step), requests.eligible) for n, s in enumerate(flying)]
@@ -82,19 +74,17 @@ def run(requests: Requests, flying: Sequence[Stepper], together: Decoder | None)
 
 
 def digests(arm: Arm, flying: Sequence[Stepper], last: Sequence[Stepped | RowFailure]) -> list[str]:
-    """Per request, of its last choice and all its K/V."""
-    found = []
-    for stepper, stepped in zip(flying, last):
-        assert not isinstance(stepped, RowFailure), "copies differ in a benchmark"
-        outer = hashlib.sha256(repr(stepped[1]).encode())
-        for tensor in arm.tensors(stepper.cache):
-            outer.update(bytes.fromhex(tensor_sha256(tensor)))
-        found.append(outer.hexdigest())
-    return found
+    """Returns one digest per request, of its last choice and all its K/V."""
+    return [_digest(stepped, arm.tensors(stepper.cache)) for stepper, stepped in zip(flying, last)]
+
+
+def _digest(stepped: Stepped | RowFailure, tensors: Sequence[Tensor]) -> str:
+    assert not isinstance(stepped, RowFailure), "copies differ in a benchmark"
+    return tensors_digest(tensors, repr(stepped[1]).encode())
 
 
 class Padded:
-    """One batch of all requests as transformers batches them: padded on the left to one length, masked, one call."""
+    """One batch of all requests as transformers builds it: padded on the left to one length, masked, one call."""
 
     def __init__(self, arm: Arm, requests: Requests, size: int) -> None:
         work, starts, device = requests.work, requests.starts[:size], requests.work.device
@@ -120,7 +110,7 @@ class Padded:
         return self.arm.model(self._tokens[:, part], self._roles[:, part], self._positions[:, part], mask, self.cache)
 
     def run(self) -> list[Stepped | RowFailure]:
-        """All steps; what the last one gave each request."""
+        """Runs all steps. Returns the last step's result per request."""
         found: list[Stepped | RowFailure] = []
         for step in range(self._longest, self._longest + self.requests.steps):
             hidden = self._call(slice(step, step + 1))
@@ -131,24 +121,20 @@ class Padded:
         return found
 
     def digests(self, last: Sequence[Stepped | RowFailure]) -> list[str]:
-        """As `digests`, each request's own slots."""
-        found = []
-        for number, stepped in enumerate(last):
-            assert not isinstance(stepped, RowFailure), "copies differ in a benchmark"
-            outer, rows = hashlib.sha256(repr(stepped[1]).encode()), slice(COPIES * number, COPIES * (number + 1))
-            for tensor in self.arm.tensors(self.cache):
-                own = tensor[rows, :, self._pads[number] :].contiguous()
-                outer.update(bytes.fromhex(tensor_sha256(own)))
-            found.append(outer.hexdigest())
+        """Returns one digest per request as `digests` does, without its padding."""
+        tensors, found = self.arm.tensors(self.cache), []
+        for number, (pad, stepped) in enumerate(zip(self._pads, last)):
+            rows = slice(COPIES * number, COPIES * (number + 1))
+            found.append(_digest(stepped, [tensor[rows, :, pad:].contiguous() for tensor in tensors]))
         return found
 
 
 @torch.inference_mode()
 def batch_entry(bench: Bench, context: int) -> dict[str, Any]:
-    """`batch` of benchmark.json: `series` {NAME: {SIZE: {seconds a token of one request, samples, speed, bits}}}.
+    """Returns `batch` of benchmark.json: `series` {NAME: {SIZE: {seconds per token, samples, speed, bits}}}.
 
-    speed: times as fast as the same arm one request at a time; bits: against that too. A reference has a second series,
-    its padded batch. omitted: sizes that our arms cannot take, and why.
+    speed and bits are compared with the same arm at one request at a time. A reference has a second series, its padded
+    batch. omitted: sizes that our arms cannot take, and why.
     """
     bench.note(f"batches, context {context}")
     requests = Requests.of(bench, context)
@@ -185,7 +171,7 @@ def padded_name(arm: Arm) -> str:
 
 
 def broken_batches(entry: dict[str, Any]) -> list[list[str]]:
-    """[what, column, what it promised] for each of our batches with other bits than its requests have alone."""
+    """Returns [what, column, what it promised] per batch of ours whose requests have other bits than alone."""
     return [
         [f"{size} requests together", name, f"{name} one at a time"]
         for name, cells in entry["series"].items()
@@ -208,7 +194,7 @@ def _together(
     alone: list[str],
     bits: dict[str, str],
 ) -> float:
-    """Seconds a token of one request, `size` at a time."""
+    """Returns seconds per token of one request, `size` at a time."""
     flying, watch = steppers(arm, caches, requests, size), bench.watch()
     with watch:
         last = run(requests, flying, together)
@@ -217,7 +203,7 @@ def _together(
 
 
 def _padded(bench: Bench, arm: Arm, requests: Requests, size: int, alone: list[str], bits: dict[str, str]) -> float:
-    """The same of one padded batch."""
+    """Returns the same of one padded batch."""
     batch, watch = Padded(arm, requests, size), bench.watch()
     with watch:
         last = batch.run()
@@ -237,37 +223,3 @@ def _series(bench: Bench, seconds: dict[str, list[float]], bits: dict[str, str])
             "bits": bits[key],
         }
     return series
-
-
-def batch_table(document: dict[str, Any]) -> Table:
-    """Tokens a second of all requests, times as fast as one at a time, and the bits, by size."""
-    entry, lines = document["batch"], []
-    for name, cells in entry["series"].items():
-        for size, cell in cells.items():
-            held = f"{entry['cache_bytes'][size] / 1e6:.3g}"
-            rate, speed = f"{1 / cell['seconds']['median']:.4g}", cell["speed"]
-            low, high = speed["quartiles"]
-            lines.append([name, size, rate, f"{speed['median']:.2f} [{low:.2f}, {high:.2f}]", cell["bits"], held])
-    header = ["", "requests", "tokens/s", "times one at a time", "bits against one at a time", "K/V, MB"]
-    return table(f"Requests decoded together, context {entry['context']}", header, lines)
-
-
-def batch_figure(document: dict[str, Any]) -> Figure:
-    """Throughput against the number of requests, a line per series; one request at a time is a point."""
-    series = document["batch"]["series"]
-    curves = {
-        n: [(int(size), 1 / cell["seconds"]["median"]) for size, cell in found.items()] for n, found in series.items()
-    }
-
-    def draw(axes: "Axes") -> None:
-        for index, (label, points) in enumerate(curves.items()):
-            axes.plot(*zip(*points), label=label, markersize=4, **line_look(index))
-        axes.set(xlim=(0, None), ylim=(0, None), xlabel="requests decoded together", ylabel="tokens/s of all requests")
-        axes.grid(axis="y")
-        legend(axes)
-
-    lines = [[name, str(size), f"{rate:.4g}"] for name, points in curves.items() for size, rate in points]
-    data = table("Throughput, tokens/s", ["", "requests", "tokens/s"], lines, folded=True)
-    told = "; ".join(f"{n}: {points[0][1]:.3g} to {points[-1][1]:.3g} tokens/s" for n, points in curves.items())
-    caption = "Throughput against the number of requests decoded together."
-    return chart("batch", 2.6 + 0.25 * len(curves), draw, caption, f"Lines over the number. {told}.", data)

@@ -1,7 +1,6 @@
-"""Load time and peak memory of one arm, in a process of its own: `python -m experiments.benchmark.child JSON`.
+"""Load time and peak memory of one arm in a fresh process: `python -m experiments.benchmark.child JSON`.
 
-The peak is that of the process image (VmHWM), which begins anew with it; the one that getrusage tells of is inherited
-from the parent and would show the parent's.
+The peak is VmHWM, which starts at zero with the process image; getrusage's ru_maxrss is inherited from the parent.
 """
 
 import json
@@ -12,42 +11,45 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from minimodel.errors import InputError
 
 STATUS = Path("/proc/self/status")
 ROOT = Path(__file__).resolve().parent.parent.parent
+STEPS = 8
 
 
 @dataclass(frozen=True)
 class Job:
-    """column: a name of `COLUMNS`, or None for the arm that `reference` names. length: tokens of the work after the
-    load, one call of all but the last 8, and these one by one.
-    """
+    """One arm to load and run."""
 
     checkpoint: str
     dtype: str
     device: str
     threads: int
-    column: str | None
+    column: str | None  # a name of `arms.COLUMNS`; None: the arm of `reference`
     reference: str | None
-    length: int
+    length: int  # tokens to run: one call of all but the last `STEPS`, then these one by one
 
 
-STEPS = 8
+class Peak(TypedDict):
+    """What a child measured."""
+
+    seconds: float  # of the load
+    imports: int  # most bytes in use until the imports were done
+    loaded: int  # ... until the arm was loaded
+    peak: int  # ... until the end
 
 
-def in_child(job: Job) -> dict[str, Any]:
-    """Runs the job in a fresh process: `seconds` of the load; `imports`, `loaded` and `peak`, bytes of memory at most
-    until then. InputError with the child's last line when it failed.
-    """
+def in_child(job: Job) -> Peak:
+    """Runs the job in a fresh process. InputError, with the child's last line, where it fails."""
     command = [sys.executable, "-m", "experiments.benchmark.child", json.dumps(asdict(job))]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment())
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise InputError(f"measuring in a child process failed: {lines[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return cast(Peak, json.loads(done.stdout.splitlines()[-1]))
 
 
 def _environment() -> dict[str, str]:
@@ -56,7 +58,7 @@ def _environment() -> dict[str, str]:
 
 
 def peak_bytes() -> int:
-    """The most memory this process has had in use so far."""
+    """Returns the most bytes of memory that this process has had in use."""
     if STATUS.exists():
         for line in STATUS.read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
@@ -65,17 +67,16 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _run(job: Job) -> dict[str, Any]:
-    """Imports, loads, works; the high-water mark after each."""
+def _run(job: Job) -> Peak:
+    """Imports, loads and runs the arm; notes the peak after each."""
     import importlib
 
     import torch
 
     from decode.contract import Contract
     from decode.stepper import Stepper
-    from experiments.benchmark.arms import Arm, open_ours, open_reference
-    from experiments.benchmark.bench import prefilled
-    from experiments.benchmark.workload import Workload
+    from experiments.benchmark.arms import Arm, Workload, open_ours, open_reference
+    from experiments.benchmark.measures import prefilled
     from minimodel.bits import COPIES
     from minimodel.numerics import NumericContract
 

@@ -1,25 +1,24 @@
-"""From samples to what is written: medians, quartiles, ratios, equal or different bits, and the promises they keep."""
+"""Turns samples into the entries of benchmark.json: medians, quartiles, ratios, equal or differing bits, promises."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from experiments.benchmark.arms import COLUMNS, Arm
-from experiments.benchmark.bench import Measured
-from experiments.benchmark.timing import Spread, ratios
+from experiments.benchmark.child import Peak
+from experiments.benchmark.measures import Measured
+from experiments.run.timing import Spread, ratios
 
 EQUAL, DIFFERS = "equal", "differs"
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The column that the others are held against: the reference where there is one, else our first.
-
-    promises: (column, column whose bits it must have).
-    """
+    """The column that the others are compared with: the reference if there is one, else our first."""
 
     name: str
-    promises: tuple[tuple[str, str], ...]
+    promises: tuple[tuple[str, str], ...]  # (column, column whose bits it must have)
 
     @classmethod
     def of(cls, arms: Sequence[Arm], dtype: str) -> "Baseline":
@@ -39,7 +38,7 @@ class Baseline:
 
 
 def row_entry(measured: Measured, baseline: Baseline) -> dict[str, Any]:
-    """One row of benchmark.json. Times in seconds; `speed`: times as fast as the baseline, sample by sample."""
+    """Returns one row of benchmark.json. Times are in seconds; `speed` is how many times as fast as the baseline."""
     limit = None if measured.bytes is None else [each * measured.bytes for each in measured.read]
     base = measured.seconds[baseline.name]
     columns = {}
@@ -76,8 +75,8 @@ def _limit(measured: Measured, seconds: list[float]) -> dict[str, Any]:
     return {"bytes": measured.bytes, "gigabytes_a_second": bandwidth, "seconds": Spread.of(seconds).as_dict()}
 
 
-def memory_entry(children: dict[str, list[dict[str, Any]]], baseline: str, weights: int) -> dict[str, Any]:
-    """Load time and peak memory, each of fresh processes. `weights`: bytes of the weights in the model dtype."""
+def memory_entry(children: dict[str, list[Peak]], baseline: str, weights: int) -> dict[str, Any]:
+    """Returns load time and peak memory of fresh processes. `weights`: bytes of the weights in the model dtype."""
     columns = {}
     for name, found in children.items():
         base = [one["seconds"] for one in children[baseline]]
@@ -86,6 +85,22 @@ def memory_entry(children: dict[str, list[dict[str, Any]]], baseline: str, weigh
             "seconds": Spread.of(seconds).as_dict(),
             "samples": seconds,
             "speed": ratios(base, seconds).as_dict(),
-            **{key: Spread.of([one[key] for one in found]).as_dict() for key in ("imports", "loaded", "peak")},
+            "imports": Spread.of([one["imports"] for one in found]).as_dict(),
+            "loaded": Spread.of([one["loaded"] for one in found]).as_dict(),
+            "peak": Spread.of([one["peak"] for one in found]).as_dict(),
         }
     return {"weights": weights, "columns": columns}
+
+
+def growth_entry(measured: Measured) -> dict[str, Any]:
+    """Returns, per block of one incremental build: its end, seconds per step, seconds so far and bytes of K/V."""
+    ends = measured.detail["ends"]
+    sizes = [stop - start for start, stop in pairwise([0, *ends])]
+    return {
+        "length": measured.detail["length"],
+        "ends": ends,
+        "step_seconds": {n: [s / k for s, k in zip(found, sizes)] for n, found in measured.seconds.items()},
+        "total_seconds": {n: list(accumulate(found)) for n, found in measured.seconds.items()},
+        "cache_bytes": measured.detail["cache_bytes"],
+        "load_average": list(measured.load),
+    }

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cache.kv import KVCache
 from decode.contract import Contract
-from experiments.benchmark.workload import Workload
-from experiments.plan.__main__ import row_seconds, scaled, span
-from experiments.plan.estimates import (
+from experiments.benchmark.arms import Workload
+from experiments.plan import PRESETS, preset, row_seconds, scaled, span
+from experiments.run.costs import (
     COPIES,
     Cost,
     cache_bytes,
@@ -25,7 +25,6 @@ from experiments.plan.estimates import (
     token_flops,
     weight_bytes,
 )
-from experiments.plan.presets import PRESETS, preset
 from experiments.run.options import DEMO
 from minimodel.checkpoint import open_checkpoint
 from minimodel.config import ModelConfig

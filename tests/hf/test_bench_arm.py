@@ -10,9 +10,8 @@ from click.testing import CliRunner
 from decode.contract import Contract
 from decode.stepper import Stepper
 from experiments.benchmark import __main__ as benchmark
-from experiments.benchmark.arms import open_ours, open_reference
-from experiments.benchmark.bench import digest, prefilled
-from experiments.benchmark.workload import Workload
+from experiments.benchmark.arms import Workload, open_ours, open_reference
+from experiments.benchmark.measures import digest, prefilled
 from minimodel.bits import same_bits
 from minimodel.numerics import NumericContract
 from minimodel.packed import why_not_packed

@@ -1,6 +1,8 @@
-"""Arms take turns, and figures are medians, quartiles and ratios of one round."""
+"""Arms take turns, and figures are medians, quartiles and ratios of one round; how fast memory is read."""
 
-from experiments.benchmark.timing import Spread, interleaved, ratios
+import torch
+
+from experiments.run.timing import Spread, StreamingRead, interleaved, ratios
 
 
 def test_rounds_take_turns_and_warm_up_does_not_count() -> None:
@@ -20,3 +22,9 @@ def test_spread_and_ratios() -> None:
     assert Spread.of([2.0]) == Spread(2.0, 2.0, 2.0, 1)
     # a machine twice as slow in the second round moves the figures, not the ratio
     assert ratios([2.0, 4.0, 2.0], [1.0, 2.0, 1.0]) == Spread(2.0, 2.0, 2.0, 3)
+
+
+def test_streaming_read_takes_time_in_proportion() -> None:
+    small, large = (StreamingRead(torch.device("cpu"), size) for size in (1 << 20, 1 << 26))
+    seconds = [min(read() for _ in range(5)) * size for read, size in ((small, 1 << 20), (large, 1 << 26))]
+    assert 0 < seconds[0] < seconds[1]

@@ -1,30 +1,30 @@
 """Memory, work and time of a matrix row, from a checkpoint's config alone: nothing is loaded or run.
 
 Without a model the table has all public Qwen2.5 sizes. Bytes and operations are counted from the shapes
-(`experiments/plan/estimates.py`); with --bandwidth, and --tflops beside it, also the least time a row can take:
+(`experiments/run/costs.py`); with --bandwidth, and --tflops beside it, also the least time a row can take:
 for every part the longer of reading and computing. Launches, transfers and rounding up come on top.
 
     python -m experiments.plan --preset qwen2.5-14b --bandwidth 4800 --tflops 900
 """
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from experiments.plan.estimates import (
-    Cost,
+from experiments.report.blocks import Table, table
+from experiments.report.markdown import markdown_table
+from experiments.run.costs import (
     cache_bytes,
     parameters,
     prefill_cost,
     row_cache_bytes,
     row_cost,
+    row_parts,
     step_bytes,
     steps_cost,
     weight_bytes,
 )
-from experiments.plan.presets import PRESETS, preset
-from experiments.report.blocks import Table, table
-from experiments.report.markdown import markdown_table
 from experiments.run.exits import DONE, run_command
 from minimodel.checkpoint import CONFIG
 from minimodel.config import ModelConfig
@@ -33,6 +33,37 @@ from minimodel.files import read_json_object
 from minimodel.numerics import DTYPES
 
 PREFIX = 3000
+# from each model's config.json: hidden_size, intermediate_size, layers, heads, K/V heads, vocab_size, tied
+PRESETS = {
+    "qwen2.5-0.5b": (896, 4864, 24, 14, 2, 151936, True),
+    "qwen2.5-1.5b": (1536, 8960, 28, 12, 2, 151936, True),
+    "qwen2.5-3b": (2048, 11008, 36, 16, 2, 151936, True),
+    "qwen2.5-7b": (3584, 18944, 28, 28, 4, 152064, False),
+    "qwen2.5-14b": (5120, 13824, 48, 40, 8, 152064, False),
+    "qwen2.5-32b": (5120, 27648, 64, 40, 8, 152064, False),
+    "qwen2.5-72b": (8192, 29568, 80, 64, 8, 152064, False),
+}
+
+
+def preset(name: str) -> ModelConfig:
+    """Returns the config of a public Qwen2.5 model."""
+    hidden, intermediate, layers, heads, kv_heads, vocabulary, tied = PRESETS[name]
+    raw: dict[str, Any] = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": tied,
+    }
+    return ModelConfig.from_dict(raw, name)
 
 
 def plan_table(
@@ -43,7 +74,7 @@ def plan_table(
     bandwidth: float | None,
     tflops: float | None,
 ) -> Table:
-    """One line per model and dtype."""
+    """Returns the table, one line per model and dtype."""
     header = ["model", "dtype", "parameters", "weights", "K/V a token, both copies", "K/V of a row", "in all"]
     header += ["a step reads", "step FLOP", "a row reads", "row FLOP"]
     if bandwidth is not None:
@@ -68,15 +99,12 @@ def plan_table(
 def row_seconds(
     config: ModelConfig, dtype: str, prefix: int, suffix: int, bandwidth: float, tflops: float | None
 ) -> float:
-    """The parts of a row one after another, each as long as the slower of its reading and its computing."""
-    parts: list[Cost] = [steps_cost(config, dtype, 0, prefix, True)]
-    parts += [prefill_cost(config, dtype, prefix)] * 2
-    parts += [steps_cost(config, dtype, prefix, prefix + suffix, True)] * 4
-    return sum(part.seconds(bandwidth, tflops) for part in parts)
+    """Returns the least time of a row: its parts one after another, each bound by reading or by computing."""
+    return sum(part.seconds(bandwidth, tflops) for part in row_parts(config, dtype, prefix, suffix))
 
 
 def scaled(value: float, unit: str = "B") -> str:
-    """Three significant digits with a decimal prefix: '29.5 GB', '14.8 G'."""
+    """Returns three significant digits with a decimal prefix: '29.5 GB', '14.8 G'."""
     for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             digits = value / factor
@@ -85,14 +113,14 @@ def scaled(value: float, unit: str = "B") -> str:
 
 
 def span(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """Returns a time in ms, s or min."""
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
 def chosen(checkpoint: Path | None, config: Path | None, preset_name: str | None) -> dict[str, ModelConfig]:
-    """The models asked for, by name. InputError when more than one way of naming one is used."""
+    """Returns the models to plan for, by name. InputError where more than one of the three options is given."""
     given = [option for option in (checkpoint, config, preset_name) if option is not None]
     if len(given) > 1:
         raise InputError("plan: expected at most one of --checkpoint, --config and --preset, found several")
@@ -113,7 +141,9 @@ def chosen(checkpoint: Path | None, config: Path | None, preset_name: str | None
 @click.option(
     "--config", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Plan for this config.json."
 )
-@click.option("--preset", "preset_name", type=click.Choice(PRESETS), default=None, help="Plan for this public model.")
+@click.option(
+    "--preset", "preset_name", type=click.Choice(list(PRESETS)), default=None, help="Plan for this public model."
+)
 @click.option(
     "--dtype",
     "dtypes",

@@ -1,1 +1,0 @@
-"""What each Qwen2.5 size needs in memory and time."""
