@@ -158,7 +158,7 @@ class Workload:
 
     @classmethod
     def of(cls, contract: Contract, length: int, device: torch.device) -> "Workload":
-        """Returns `length` tokens. Blocks scale with the length, so a shorter workload is not a prefix of a longer one."""
+        """Returns `length` tokens. Blocks scale with the length: a shorter workload is no prefix of a longer one."""
         ordinary = contract.ordinary.nonzero().flatten()
         chosen = torch.randint(len(ordinary), (length,), generator=torch.Generator().manual_seed(SEED))
         roles = tuple(min(5 * slot // length, MERGE) for slot in range(length))

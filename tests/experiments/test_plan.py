@@ -152,7 +152,7 @@ def test_command_reads_a_config_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--preset", PRESETS[0], "--config", "config.json"], ("at most one of",)),
+        (["--preset", next(iter(PRESETS)), "--config", "config.json"], ("at most one of",)),
         (["--tflops", "3"], ("--tflops", "--bandwidth")),
         (["--config", "nothing.json"], ("nothing.json",)),
         (["--prefix", "32768"], ("max_position_embeddings 32768", "33043")),
