@@ -9,6 +9,9 @@ import pytest
 import experiments.run.batching as batching
 from decode.independence import Together, together_here
 from experiments.run.batching import CACHES, batch_size, free_bytes
+from experiments.run.experiment import gate
+from experiments.run.progress import RowProgress
+from experiments.run.retained_live import RetainedLive
 from minimodel import Decoder
 from tests.experiments.runs import call, inputs, ledger, one_line, run
 from tests.helpers import refused
@@ -86,15 +89,8 @@ def test_free_memory_is_some(bf16: Decoder) -> None:
 def test_a_preflight_that_fails_leaves_the_ledger_of_one_row_at_a_time(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import experiments.matrix as matrix
-
-    real: Any = matrix.row_entry
-
-    def failing(task: Any, index: int, *given: Any, **named: Any) -> Any:
-        row = real(task, index, *given, **named)
-        return {**row, "gates": {**row["gates"], "argmax": index != 1}, "passed": index != 1}
-
-    monkeypatch.setattr(matrix, "row_entry", failing)
+    real = RetainedLive.argmax
+    monkeypatch.setattr(RetainedLive, "argmax", gate(lambda self, made: made.index != 1 and real(self, made)))
     for size in (1, 3):
         done = run(study, "matrix", tmp_path / str(size), *BF16, "--preflight", 3, "--batch-size", size, expected=3)
         assert "preflight failed: row t001: argmax" in done.stdout
@@ -106,22 +102,20 @@ def test_rows_that_end_early_wait_and_an_interruption_says_that_they_are_redone(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first row takes so long that the others end before it; then the run is interrupted."""
-    import experiments.matrix as matrix
-
-    real: Any = matrix.matrix_row
+    real = RetainedLive.row
     seen: list[str] = []
 
-    def late(model: Decoder, task: Any, prompt: Any, index: int, *more: Any) -> Any:
-        row = yield from real(model, task, prompt, index, *more)
+    def late(self: RetainedLive, index: int, progress: RowProgress) -> Any:
+        row = yield from real(self, index, progress)
         if index == 0:  # again and again, so that this row ends last
             for _ in range(3):
-                yield from real(model, task, prompt, index, *more)
+                yield from real(self, index, progress)
             if not seen:
                 seen.append("interrupted")
                 raise KeyboardInterrupt
         return row
 
-    monkeypatch.setattr(matrix, "matrix_row", late)
+    monkeypatch.setattr(RetainedLive, "row", late)
     given = [part for part in inputs(study, "--out", tmp_path / "run", *BF16, "--preflight", 0) if part != "--quiet"]
     done = call("matrix", *given, "--batch-size", 3, cwd=study)
     assert done.exit_code == 130 and not (tmp_path / "run/rows.jsonl").exists()

@@ -44,8 +44,9 @@ def test_torchrun_writes_the_bytes_of_one_process_and_leaves_the_thread_count_al
 FAULTY = """
 import os
 import experiments.matrix as m
+import experiments.run.experiment as experiment
 if os.environ["RANK"] == "1":
-    m.replica_exact = lambda left, right: False
+    experiment.replica_exact = lambda left, right: False
 m.main()
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import experiments.matrix as matrix_module
+import experiments.run.experiment as experiment
 from experiments.run import ranks
 from tests.experiments.run.jobs import Job
 from tests.experiments.run.sharded import require_same, sharded, there
@@ -17,9 +17,9 @@ from tests.faults.test_disk import limit_file_size
 
 def broken_gate(rank: int, where: int, after: int = 0) -> None:
     """Lets a replica gate fail on one rank, from its row number `after` on."""
-    real, left = matrix_module.replica_exact, iter(range(2 * after))
+    real, left = experiment.replica_exact, iter(range(2 * after))
     if rank == where:
-        matrix_module.replica_exact = lambda one, two: next(left, None) is not None and real(one, two)
+        experiment.replica_exact = lambda one, two: next(left, None) is not None and real(one, two)
 
 
 def test_a_gate_that_fails_on_one_rank_ends_the_job_with_code_3(small: Small, alone: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import experiments.matrix as matrix_module
+import experiments.run.retained_live as retained_live
 from tests.experiments.run.jobs import run_job
 from tests.experiments.run.sharded import die_at, forbid, require_same, sharded, stop_at_row, there
 from tests.experiments.runs import command_module, inputs, run
@@ -49,7 +49,7 @@ def test_a_rank_that_computes_other_bits_moves_the_ledger(small: Small, alone: P
     """The control: the comparison sees one rank's rows."""
 
     def flip(rank: int) -> None:
-        real = matrix_module.live_steps
+        real = retained_live.live_steps
 
         def flipped(model: Any, prompt: Any, **options: Any) -> Any:
             with torch.inference_mode():
@@ -57,7 +57,7 @@ def test_a_rank_that_computes_other_bits_moves_the_ledger(small: Small, alone: P
             return real(model, prompt, **options)
 
         if rank == 1:
-            matrix_module.live_steps = flipped
+            retained_live.live_steps = flipped
 
     assert sharded(small, tmp_path / "run", 2, before=flip).code in (0, 3)
     mine, theirs = ((p / "rows.jsonl").read_bytes().splitlines() for p in (tmp_path / "run", alone))
