@@ -94,6 +94,11 @@ class Causes(ArmExperiment):
         progress.fed(2 * len(state))
         return incremental, prefill
 
+    def decode(self, index: int, progress: RowProgress) -> Steps[Arms]:
+        made = yield from super().decode(index, progress)
+        progress.arm("chunks")  # of `extra`: no part of the last suffix's cost
+        return made
+
     @gate
     def invariant_exact(self, made: Arms) -> bool:
         """Where both kernels are batch-invariant, no bit of the caches or suffixes differs."""

@@ -122,7 +122,7 @@ def clear(run: Path) -> None:
     """Removes the partial ledgers, all of whose rows stand in the main one."""
     for path in _files(run):
         path.unlink()
-    with suppress(OSError):  # not there, or somebody's own file in it
+    with suppress(OSError):  # not there, or holding a file of the user's
         (run / PARTIAL).rmdir()
 
 

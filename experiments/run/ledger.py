@@ -140,7 +140,7 @@ def whole_lines(path: Path) -> tuple[list[bytes], int]:
     """Returns the complete lines of a file of JSON objects, and the bytes of a torn tail (0: none).
 
     A tail is what a crash leaves of one line: its beginning, zeros where a disk lost power, and perhaps a line break
-    that an editor or the next program added. InputError for other text: it is nobody's torn line, and is not cut.
+    that an editor or the next program added. InputError for other text: it is not the rest of a line, and is not cut.
     """
     complete, _, tail = read_own(path).rpartition(b"\n")
     lines = complete.split(b"\n") if complete else []

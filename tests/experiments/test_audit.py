@@ -125,7 +125,7 @@ def test_another_order_disagrees(study, tmp_path):
     assert "in different orders" in done.stdout and f"{ROWS}/{ROWS} rows agree" in done.stdout
 
 
-def test_another_numeric_surface_is_told(study, tmp_path):
+def test_another_numeric_surface_is_named(study, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(study / MATRIX, other)
     manifest = json.loads((other / "manifest.json").read_text())

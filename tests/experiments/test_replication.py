@@ -52,7 +52,7 @@ def test_the_later_checkpoint_decodes_the_same_bank(study, finished):
     assert summary["interpretation"] in expected, "six rows can be neither strong nor conditional"
 
 
-def test_the_same_weights_are_told(study, tmp_path):
+def test_the_same_weights_are_recorded(study, tmp_path):
     run(study, "replication", tmp_path / "run", *BF16, "--limit", 1, tasks=False)
     assert json.loads((tmp_path / "run/summary.json").read_text())["own_checkpoint"]
     assert "this run replicates on no other checkpoint" in (tmp_path / "run/report.md").read_text()
