@@ -93,6 +93,9 @@ def matrix(arguments: list[object], before: Callable[[], Any] | None = None) -> 
     return body
 
 
+ROW_ENDS = ("Progress.row", "Progress.row_done")  # where a row begins and ends, in `experiments.run.progress`
+
+
 def send_at_call(number: int, moment: int, path: Path | None = None) -> None:
     """From now on, count Python and C calls of this process; at the call `moment`, send it the signal `number`.
 
@@ -108,7 +111,7 @@ def send_at_call(number: int, moment: int, path: Path | None = None) -> None:
         calls += 1
         if calls == moment:
             os.kill(os.getpid(), number)
-        if path is not None and event == "call" and frame.f_code.co_name in ("row", "row_done"):
+        if path is not None and event == "call" and frame.f_code.co_qualname in ROW_ENDS:
             with open(path, "a") as file:
                 file.write(f"{calls}\n")
 
