@@ -105,14 +105,14 @@ def column_contract(name: str, numeric: NumericContract) -> NumericContract:
     return replace(numeric, kernels="/".join(COLUMNS[name]))
 
 
-def open_ours(directory: Path, numeric: NumericContract, names: tuple[str, ...]) -> list[Ours]:
+def open_ours(directory: Path, numeric: NumericContract, names: tuple[str, ...], copies: int = COPIES) -> list[Ours]:
     """Returns one arm per column, in order. Columns that differ in attention alone share one set of weights."""
     loaded: dict[str, Decoder] = {}
     arms = []
     for name in names:
         contract = column_contract(name, numeric)
         if contract.linear not in loaded:
-            loaded[contract.linear] = load_model(directory, contract)
+            loaded[contract.linear] = load_model(directory, contract, copies)
         arms.append(Ours(name, _under(loaded[contract.linear], contract)))
     return arms
 

@@ -91,7 +91,7 @@ def _run(job: Job) -> Peak:
     if job.column is None:
         arm = open_reference(str(job.reference), directory, numeric)
     else:
-        [arm] = open_ours(directory, numeric, (job.column,))
+        [arm] = open_ours(directory, numeric, (job.column,), copies=1)  # the parent has checked equal copies
     seconds, loaded = time.perf_counter() - start, peak_bytes()
     with torch.inference_mode():
         cache, _ = prefilled(arm, work, job.length - STEPS, job.length)

@@ -78,11 +78,11 @@ def test_weights_beyond_the_address_space_are_one_line(small: Small, tmp_path: P
 
     def limited() -> None:
         here = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (here + (64 << 20), resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (here + (512 << 20), resource.RLIM_INFINITY))
 
     assert mine.run(tmp_path / "run", before=limited).code == 0, "the control: small weights fit under the limit"
     length = weights.stat().st_size
-    os.truncate(weights, length + (1 << 30))
+    os.truncate(weights, length + (1 << 31))
     ended = mine.run(tmp_path / "other", before=limited)
     one_error(ended, "model.safetensors")
 
