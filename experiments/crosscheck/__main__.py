@@ -20,14 +20,18 @@ from typing import Any
 
 import click
 
-from experiments.crosscheck.explain import LETTERS, Finding, explain_files
-from experiments.crosscheck.explain_rows import explain_row
-from experiments.crosscheck.files import compare_files
-from experiments.crosscheck.ledgers import RowPair, common_rows, compare_rows, require_comparable, run_environment
+from experiments.crosscheck.compare import (
+    compare_files,
+    compare_rows,
+    environment_differences,
+    require_comparable,
+    run_environment,
+)
+from experiments.crosscheck.explain import LETTERS, Finding, explain_files, explain_row
 from experiments.crosscheck.rerun import Rerun
-from experiments.crosscheck.tensors import as_dict
 from experiments.run.directory import INFORMATION
 from experiments.run.exits import DONE, GATE_FAILED, run_command, say
+from experiments.run.leaves import LeafComparison
 from experiments.run.reader import Run, read_run
 from minimodel.errors import InputError, refuse
 
@@ -35,29 +39,30 @@ SHOWN = 6  # lines of a kind, before "and N more"
 
 
 def crosscheck_files(left: Path, right: Path, checkpoint: Path | None) -> dict[str, Any]:
-    """The report on two boundary or trace files."""
-    pair, mine, theirs = compare_files(left, right)
+    """Returns the report on two boundary or trace files."""
+    pair = compare_files(left, right)
+    mine, theirs = pair.left.header, pair.right.header
     rerun = None
     if checkpoint is not None and not pair.equal:
-        rerun = Rerun.of(checkpoint, mine.header["checkpoint"], mine.header["numeric"])
-    findings = [] if pair.equal else [explain_files(pair, mine, theirs, rerun)]
+        rerun = Rerun.of(checkpoint, mine["checkpoint"], mine["numeric"])
+    findings = [] if pair.equal else [explain_files(pair, rerun)]
     verdict = f"{pair.steps} tensors compared, {pair.differing_steps} differ"
-    return _report(pair.kind, left, right, pair.environment, pair.equal, verdict, [], {mine.header["row"]: findings})
+    environment = environment_differences(mine, theirs)
+    return _report(pair.kind, left, right, environment, pair.equal, verdict, {}, {mine["row"]: findings})
 
 
 def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: bool, explain: int) -> dict[str, Any]:
-    """The report on two run directories. `checkpoint` None: the one whose path the runs recorded, if it is there."""
+    """Returns the report on two run directories. `checkpoint` None: the one at the recorded path, if it exists."""
     runs = read_run(left), read_run(right)
-    require_comparable(*runs)
-    names = common_rows(*runs)
-    pairs = [compare_rows(row, runs[0].rows[row], runs[1].rows[row]) for row in names]
-    differing = [pair.row for pair in pairs if not pair.equal]
+    names = require_comparable(*runs)
+    pairs = {row: compare_rows(runs[0].rows[row], runs[1].rows[row]) for row in names}
+    differing = [row for row, pair in pairs.items() if not pair.equal]
     again, note = (None, "") if not rerun or not differing else _rerun(runs, checkpoint)
     findings = {
         row: explain_row(*runs, row, again and replace(again, numeric=runs[0].numeric_of(row)))
         for row in differing[:explain]
     }
-    fields = sum(pair.equal_fields for pair in pairs)
+    fields = sum(pair.shared - len(pair.differing) for pair in pairs.values())
     only = {letter: [row for row in run.rows if row not in names] for letter, run in zip(LETTERS, runs)}
     verdict = f"{len(pairs) - len(differing)} of {len(pairs)} common rows equal, {fields} fields equal" + "".join(
         f"; {len(rows)} rows only in {letter}: {' '.join(rows[:SHOWN])}" for letter, rows in only.items() if rows
@@ -68,7 +73,7 @@ def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: boo
 
 
 def _rerun(runs: tuple[Run, Run], given: Path | None) -> tuple[Rerun | None, str]:
-    """The checkpoint to rerun, or a line that says why there is none. A given one that does not fit is refused."""
+    """Returns the checkpoint to rerun, or None and why. A given one that does not fit is refused."""
     if not runs[0].numeric():
         return None, "not computed again: the runs decoded nothing"
     recorded = runs[0].manifest.get("checkpoint", {}), runs[0].numeric()[0]
@@ -91,7 +96,7 @@ def _report(
     environment: list[str],
     equal: bool,
     verdict: str,
-    rows: list[RowPair],
+    rows: dict[str, LeafComparison],
     findings: dict[str, list[Finding]],
 ) -> dict[str, Any]:
     return {
@@ -103,23 +108,23 @@ def _report(
         "verdict": verdict,
         "rows": [
             {
-                "row": r.row,
-                "equal": r.equal,
-                "fields": r.equal_fields,
-                "differing": r.differing,
-                "one_sided": r.one_sided,
+                "row": row,
+                "equal": found.equal,
+                "fields": found.shared - len(found.differing),
+                "differing": [one.line("A", "B") for one in found.differing],
+                "one_sided": [one.line("A", "B") for one in found.one_sided],
             }
-            for r in rows
+            for row, found in rows.items()
         ],
         "findings": {
-            row: [{**vars(f), "first": as_dict(f.first), "lines": f.lines()} for f in found]
+            row: [{**vars(f), "first": f.first and f.first.as_dict(), "lines": f.lines()} for f in found]
             for row, found in findings.items()
         },
     }
 
 
 def print_report(report: dict[str, Any], quiet: bool) -> None:
-    """The report as lines: environment, rows, explanations, verdict."""
+    """Prints the report: environment, rows, explanations, verdict."""
     say(f"A: {report['left']}\nB: {report['right']}")
     for line in report["environment"]:
         say(f"environment: {line.removeprefix('environment.')}")

@@ -1,4 +1,4 @@
-"""Computing a construction again, here, under each named kernel: which one has the bits that somebody recorded."""
+"""Computes a construction again on this machine under each named kernel, to find those with recorded bits."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ ONE_CALL = ("prefill", "prefill_replica")
 
 @dataclass(frozen=True)
 class Rerun:
-    """A checkpoint on this machine. `numeric`: the record of the side to follow in dtype, device and threads."""
+    """A checkpoint on this machine."""
 
     directory: Path
-    numeric: Mapping[str, Any]
+    numeric: Mapping[str, Any]  # the recorded contract whose dtype, device and threads are used
 
     @classmethod
     def of(cls, directory: Path, checkpoint: Mapping[str, str], numeric: Mapping[str, Any]) -> "Rerun":
-        """InputError unless the directory holds the very files that were recorded."""
+        """Opens a checkpoint. InputError unless its files have the recorded digests."""
         found = file_digests(directory)
         if found != dict(checkpoint):
             names = sorted(name for name in {*found, *checkpoint} if found.get(name) != checkpoint.get(name))
@@ -44,9 +44,8 @@ class Rerun:
         return Contract.load(self.directory)
 
     def contracts(self) -> dict[str, NumericContract]:
-        """Every attention kernel with the plain linear kernel, then the short forms that pair it with another; none
-        that this machine cannot run.
-        """
+        """Returns every attention kernel with the plain linear kernel, then the short forms with another linear kernel,
+        without those that this machine cannot run."""
         given = {
             "dtype": self.numeric["dtype"],
             "device": self.numeric.get("device", "cpu"),
@@ -61,7 +60,7 @@ class Rerun:
         return {name: one for name, one in found.items() if name not in without}
 
     def boundaries(self, construction: str, tokens: list[int]) -> Iterator[tuple[str, Decoder, Boundary]]:
-        """(kernel, model, the construction of these tokens), one model in memory at a time.
+        """Yields (kernel, model, the construction of these tokens), one model in memory at a time.
 
         A live cache is computed as incremental: the same calls, with the tokens given instead of chosen.
         """
@@ -71,7 +70,7 @@ class Rerun:
             yield name, model, build(model, state)
 
     def trace(self, construction: str, tokens: list[int], kernel: str, last: int | None = None) -> Trace:
-        """Every numeric step of the construction under one kernel. InputError when it would not fit."""
+        """Returns every numeric step of the construction under one kernel. InputError where memory is too small."""
         model = load_model(self.directory, self.contracts()[kernel])
         require_room(model.config, model.numeric.dtype, min(last or len(tokens), len(tokens)))
         trace = Trace(last)
@@ -80,7 +79,7 @@ class Rerun:
 
 
 def builder(construction: str) -> Callable[..., Boundary]:
-    """How to compute a construction again. InputError for one that is not computed from tokens alone."""
+    """Returns the function that computes a construction. InputError for one that needs more than tokens."""
     if construction in TOKEN_BY_TOKEN:
         return build_incremental
     if construction in ONE_CALL:

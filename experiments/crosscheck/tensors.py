@@ -1,7 +1,8 @@
-"""Two tensors of one step: whether their bits are equal, and if not, the first element that differs."""
+"""Compares two tensors of one step by their bits and finds the first element that differs."""
 
 import re
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -17,29 +18,29 @@ BY_HEAD = ("q_proj", "k_proj", "v_proj", "attention")  # steps [B, T, H*D] whose
 
 @dataclass(frozen=True)
 class Difference:
-    """The first differing element of a step. layer, head: None where the step has none. position: the token slot.
-
-    component: index along the last axis (within the head where there is one). left_bits, right_bits: hexadecimal.
-    ulp: representable values between the two, 0 for -0 against +0, None when one is NaN. differing of elements: how
-    many of the step's elements differ.
-    """
+    """The first differing element of a step."""
 
     step: str
-    layer: int | None
+    layer: int | None  # None: a step outside the layers
     tensor: str
-    head: int | None
-    position: int
-    component: int
+    head: int | None  # None: a step without heads
+    position: int  # token slot
+    component: int  # index along the last axis, within the head if there is one
     left: float
     right: float
-    left_bits: str
+    left_bits: str  # hexadecimal
     right_bits: str
-    ulp: int | None
-    differing: int
+    ulp: int | None  # representable values from one to the other, 0 for -0 against +0; None: one is NaN
+    differing: int  # elements of the step that differ
     elements: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the JSON form, NaN and infinity as text."""
+        values = {side: vars(self)[side] for side in ("left", "right")}
+        return {**vars(self), **{side: value if isfinite(value) else repr(value) for side, value in values.items()}}
+
     def line(self) -> str:
-        """One line for people."""
+        """Returns one line of text."""
         place = [f"layer {self.layer}"] if self.layer is not None else []
         place += [f"head {self.head}"] if self.head is not None else []
         place += [f"position {self.position}", f"component {self.component}"]
@@ -52,9 +53,9 @@ class Difference:
 
 
 def first_difference(step: str, left: Tensor, right: Tensor, stop: int, head_dim: int | None) -> Difference | None:
-    """None when equal in every bit; else the lowest token slot, in it the first copy, head and component.
+    """Returns the difference at the lowest token slot, in it the first copy, head and component; None: all bits equal.
 
-    The last token of both tensors is slot stop - 1. InputError when dtype or shape differ.
+    The last token of both tensors is slot stop - 1. InputError where dtype or shape differ.
     """
     if left.dtype != right.dtype or left.shape != right.shape:
         shown = f"{right.dtype} {list(right.shape)}"
@@ -93,7 +94,7 @@ def first_difference(step: str, left: Tensor, right: Tensor, stop: int, head_dim
 
 
 def _head(step: str, rank: int, rest: list[int], head_dim: int | None) -> tuple[int | None, int]:
-    """(head, component within it); rest is the index without the token axis: copy, (head,) component."""
+    """Returns (head, component within it); `rest` is the index without the token axis: copy, (head,) component."""
     if rank == 4:
         return rest[1], rest[2]
     if head_dim is not None and step.rpartition(".")[2] in BY_HEAD:
@@ -102,31 +103,20 @@ def _head(step: str, rank: int, rest: list[int], head_dim: int | None) -> tuple[
 
 
 def ulp_distance(left: Tensor, right: Tensor) -> int | None:
-    """Steps from one floating value to the other along the representable values of their dtype; None with NaN."""
+    """Returns the steps between two values along the representable values of their dtype; None with NaN."""
     if bool(left.isnan()) or bool(right.isnan()):
         return None
     return abs(_ordinal(left) - _ordinal(right))
 
 
 def _ordinal(value: Tensor) -> int:
-    """Sign and magnitude as one ascending integer; both zeros are 0."""
+    """Returns sign and magnitude as one ascending integer; both zeros are 0."""
     raw = int(bits(value))
     sign = 1 << (8 * value.element_size() - 1)
     return raw if raw >= 0 else -(raw + sign)
 
 
 def hex_bits(value: Tensor) -> str:
-    """The raw bits of one element, as 0x and all digits."""
+    """Returns the raw bits of one element, as 0x and all digits."""
     width = value.element_size()
     return f"0x{int(bits(value)) & ((1 << (8 * width)) - 1):0{2 * width}x}"
-
-
-def as_dict(difference: Difference | None) -> dict[str, Any] | None:
-    """For JSON: NaN and infinity as text."""
-    if difference is None:
-        return None
-    raw = dict(difference.__dict__)
-    for side in ("left", "right"):
-        if not torch.isfinite(torch.tensor(raw[side], dtype=torch.float64, device="cpu")):
-            raw[side] = repr(raw[side])
-    return raw
