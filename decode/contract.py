@@ -4,6 +4,7 @@ Read from `contract.json` and `tokenizer.json`. Unknown keys are refused; absent
 defaults, of which the caps are the paper's.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from minimodel.checkpoint import CONFIG, CONTRACT, TOKENIZER, Checkpoint
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
 from minimodel.files import checkpoint_directory, inside, read_json_object
-from minimodel.roles import NUM_ROLES, ROLE_NAMES, RoleRules
+from minimodel.roles import NUM_ROLES, ROLE_NAMES, ROLE_OFFSET, VISIBILITY, RoleRules
 
 SCHEMA = "stage-replay-contract-v1"
 KEYS = {"schema", "delimiters", "caps", "visibility", "role_offset", "prompt_template", "ineligible_ids"}
@@ -110,6 +111,18 @@ class Contract:
 def _number(cap: int | None) -> int:
     assert cap is not None, "only the prompt has no cap"
     return cap
+
+
+def contract_document(caps: Mapping[str, int], template: str) -> dict[str, Any]:
+    """Returns the content of a new contract.json: the paper's delimiters, role offset and visibility."""
+    return {
+        "schema": SCHEMA,
+        "delimiters": {"open": list(OPEN), "close": list(CLOSE)},
+        "caps": dict(caps),
+        "role_offset": ROLE_OFFSET,
+        "visibility": [list(row) for row in VISIBILITY],
+        "prompt_template": template,
+    }
 
 
 def delimiter_names(contract: dict[str, Any], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

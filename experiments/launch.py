@@ -1,4 +1,4 @@
-"""`python -m experiments.launch`: torchrun that ends with the experiment's own exit code, and without its traceback.
+"""`python -m experiments.launch`: torchrun that ends with the experiment's exit code, and without a traceback.
 
 Takes torchrun's own arguments and starts ranks through PyTorch's elastic launcher:
 
@@ -23,10 +23,10 @@ from experiments.run.exits import INTERRUPTED
 
 
 def launch(arguments: Sequence[str]) -> int:
-    """Runs the job to its end; the exit code. torchrun's own usage errors end the process with code 2."""
-    # torchrun would set it too, with a warning; every rank puts its own --threads in force
+    """Runs the job and returns its exit code. torchrun's own usage errors end the process with code 2."""
+    # torchrun would set it too, with a warning; every rank applies its own --threads
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks speak for themselves
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks print their own errors
     try:
         torchrun.run(torchrun.parse_args(list(arguments)))
     except ChildFailedError as failure:

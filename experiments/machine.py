@@ -1,9 +1,9 @@
 """What holds on this machine: for each dtype and kernel the checks that a command makes at load, and two speeds.
 
 Copies equal: whether two equal copies of a request keep equal bits. Rows together: up to how many rows of one step, two
-per request, each keeps the bits it has alone. Packed = plain: the row counts at which oneDNN's prepacked product has
-F.linear's bits. Prefill = incremental: whether random tokens have the same bits alone, in chunks and in one call.
-Written is machine.json, which the report of runs beside it shows. Run this first where a command is refused.
+per request, each row keeps the bits it has alone. Packed = plain: the row counts at which oneDNN's prepacked product
+has F.linear's bits. Prefill = incremental: whether random tokens get the same bits alone, in chunks and in one call.
+Writes machine.json, which the report of runs in the same directory shows. Run this first where a command is refused.
 
     python -m experiments.machine
 """

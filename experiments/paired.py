@@ -1,4 +1,4 @@
-"""`python -m experiments.paired LEFT RIGHT`: paired statistics of anybody's per-item results."""
+"""`python -m experiments.paired LEFT RIGHT`: paired statistics of two sets of per-item results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read_labels(path: Path, id_field: str, correct_field: str) -> Iterator[tuple
 
 
 def _field(record: dict[str, Any], name: str) -> object:
-    """The value under `name`, or along it as a dotted path; `_ABSENT` where there is none."""
+    """Returns the value under `name`, or at `name` read as a dotted path; `_ABSENT` where there is none."""
     if name in record:
         return record[name]
     value: object = record

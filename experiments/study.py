@@ -1,8 +1,9 @@
 """The whole study in order: every experiment of the paper, what goes beyond it, and the report.
 
-Each step is a command of its own (`python -m experiments.NAME`) and resumes by itself: the same study again keeps every
-row that is there. The first step that ends with another code than 0 ends the study with that code. Runs go to
-ROOT/NAME-DTYPE, the report to ROOT/report; the last lines are the wall time of each step and the report's path.
+Each step runs `python -m experiments.NAME` in a process, which has its own peak of memory and its own settings of the
+numeric libraries. Every step resumes, so the same study again keeps finished rows. The first step that fails ends the
+study with its exit code. Runs go to ROOT/NAME-DTYPE, the report to ROOT/report. The last lines are the wall time of
+each step and the report's path.
 
     python -m experiments.study
 """
@@ -30,25 +31,23 @@ GRACE = 60.0  # seconds an interrupted step has to finish its record
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What is passed on to the steps that know it. `limit` bounds the matrix and the batch control; the rest follows
-    from the matrix's rows.
-    """
+    """The options that are passed to the steps."""
 
     root: Path
     primary: Path
     later: Path
     tasks: Path
-    limit: int | None
+    limit: int | None  # rows of the matrix and the batch control; the other steps take the matrix's rows
     numeric: tuple[str, ...]
     quiet: bool
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command: `python -m experiments.NAME ARGUMENTS`, its run directory `out`."""
+    """One command: `python -m experiments.NAME ARGUMENTS`."""
 
     name: str
-    out: Path
+    out: Path  # its run directory
     arguments: tuple[str, ...]
 
     @property
@@ -60,7 +59,7 @@ class Step:
 
 
 def study_steps(options: StudyOptions) -> list[Step]:
-    """All steps in order; the report last."""
+    """Returns all steps but the report, in order."""
     root, tasks = options.root, ("--tasks", str(options.tasks))
     matrix, fixed = root / "matrix-bf16", root / "fixed_prefix-bf16-fp32"
     limit = () if options.limit is None else ("--limit", str(options.limit))
@@ -90,7 +89,7 @@ def study_steps(options: StudyOptions) -> list[Step]:
 
 
 def report_step(root: Path, runs: Sequence[Step]) -> Step:
-    """The report of the steps that ran."""
+    """Returns the report of the steps that ran."""
     return Step("report", root / "report", (*(str(step.out) for step in runs), "--out", str(root / "report")))
 
 
@@ -107,7 +106,7 @@ def run_step(step: Step) -> int:
         code = process.wait()
     except KeyboardInterrupt:
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)  # a terminal has told the step as well; the second one is harmless
+            process.send_signal(signal.SIGTERM)  # a terminal interrupts the step as well; a second signal is harmless
         try:
             process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -120,7 +119,7 @@ def run_step(step: Step) -> int:
 
 
 def run_study(options: StudyOptions, skipped: Sequence[str]) -> int:
-    """All steps; returns 0, or the code of the first step that failed."""
+    """Runs all steps. Returns 0, or the code of the first step that failed."""
     ran: list[Step] = []
     times: list[tuple[str, float]] = []
     try:

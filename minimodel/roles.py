@@ -24,6 +24,7 @@ VISIBILITY: tuple[tuple[int, ...], ...] = (
     (1, 0, 0, 0, 1, 1),  # answer
 )
 ROLE_OFFSET = 8  # raw role r reads row 8 + r of the role table; rows 0-7 belong to the checkpoint's earlier training
+ROLE_ROWS = ROLE_OFFSET + NUM_ROLES  # least rows of a role table
 
 
 @dataclass(frozen=True)

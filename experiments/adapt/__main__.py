@@ -1,12 +1,12 @@
 """Makes a multi-branch checkpoint out of a public Qwen2.5 directory.
 
 Writes config.json, model.safetensors, tokenizer.json, role_embedding.safetensors, contract.json and SHA256SUMS. Role
-rows are zero unless asked otherwise, so that the base's function is unchanged; the twelve delimiters start as copies
-of <|im_start|> and <|im_end|>, so that blocks can close. They take spare rows of a padded vocabulary; where there are
-too few, embedding and head grow. Weights are copied through a 16 MiB buffer and never held.
+rows are zero by default, which leaves the base's function unchanged. The twelve delimiters start as copies of
+<|im_start|> and <|im_end|>, so that blocks can close. They take spare rows of a padded vocabulary; if there are too
+few, embedding and head grow. Weights are copied through a 16 MiB buffer and never held in memory.
 
-Under a causal mask every hidden state, key and value has the base's bits. So have the logits, as far as the machine's
-product with a grown head gives the old columns theirs: with 151,936 rows it did, in FP32 with 259 rows it did not.
+Under a causal mask every hidden state, key and value has the base's bits. The logits have them too where the machine's
+product keeps a column's bits when the head grows: it did with 151,936 rows, and did not in FP32 with 259 rows.
 
     python -m experiments.adapt --base Qwen2.5-0.5B-Instruct --out adapted
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from decode.contract import CLOSE, OPEN, SCHEMA, Contract, delimiter_names
+from decode.contract import Contract, contract_document, delimiter_names
 from experiments.adapt.roles import converted_table, neutral_table, normal_table, write_table
 from experiments.adapt.stream import Planned, plan_bytes, with_rows, write_stream
 from experiments.adapt.tokens import Delimiters, add_delimiters
@@ -29,7 +29,6 @@ from experiments.run.ledger import sha256_file
 from minimodel.checkpoint import CONFIG, CONTRACT, ROLE_TABLE, SINGLE, TOKENIZER, Checkpoint, open_checkpoint
 from minimodel.errors import InputError, refuse
 from minimodel.files import inside, read_json_object
-from minimodel.roles import ROLE_OFFSET, VISIBILITY
 from minimodel.safetensors_file import FILE_DTYPES
 
 SUMS = "SHA256SUMS"
@@ -40,10 +39,10 @@ EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 
 @dataclass(frozen=True)
 class Choices:
-    """What the command line asked for. role_table: a file to convert; role_std 0: neutral rows."""
+    """The options that decide the checkpoint's content."""
 
-    role_table: Path | None
-    role_std: float
+    role_table: Path | None  # a file to convert
+    role_std: float  # 0: neutral rows
     role_seed: int
     open_like: str
     close_like: str
@@ -52,9 +51,9 @@ class Choices:
 
 
 def adapt(base: Path, out: Path, choices: Choices) -> list[str]:
-    """Writes the adapted checkpoint and returns the lines that say what was done. InputError when it cannot be.
+    """Writes the adapted checkpoint and returns lines that describe it. InputError where the input does not fit.
 
-    The directory appears under its name only when it is whole.
+    The directory gets its name once it is complete.
     """
     out = out.resolve()
     if Path.cwd().is_relative_to(out):
@@ -94,7 +93,7 @@ def adapt(base: Path, out: Path, choices: Choices) -> list[str]:
 
 
 def _plan(checkpoint: Checkpoint, added: Delimiters) -> dict[str, Planned]:
-    """Every tensor of the new file in the base's order; only embedding and, where there is one, head change."""
+    """Returns every tensor of the new file, in the base's order. Only embedding and head change."""
     return {
         name: with_rows(entry, added.rows, added.sources) if name in EMBEDDINGS else Planned.copied(entry)
         for name, entry in checkpoint.tensors.items()
@@ -110,20 +109,13 @@ def _role_table(choices: Choices, hidden_size: int, dtype: str) -> Any:
 
 
 def _contract(base: Path, choices: Choices) -> dict[str, Any]:
-    """The base's own contract.json where a role table is only converted, else the defaults and the options."""
+    """Returns the base's contract.json where a role table is converted, else a new one."""
     path = inside(base, CONTRACT)
     if path.exists():
         if choices.role_table is None:
             raise InputError(f"{base}: expected a base without {CONTRACT}, found an adapted checkpoint")
         return read_json_object(path)
-    return {
-        "schema": SCHEMA,
-        "delimiters": {"open": list(OPEN), "close": list(CLOSE)},
-        "caps": choices.caps,
-        "role_offset": ROLE_OFFSET,
-        "visibility": [list(row) for row in VISIBILITY],
-        "prompt_template": choices.template,
-    }
+    return contract_document(choices.caps, choices.template)
 
 
 def _refuse_unknown_dtypes(checkpoint: Checkpoint) -> None:

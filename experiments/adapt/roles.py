@@ -9,32 +9,27 @@ from torch import Tensor
 
 from minimodel.bits import all_finite
 from minimodel.errors import InputError, refuse
-from minimodel.roles import NUM_ROLES, ROLE_OFFSET
+from minimodel.roles import ROLE_ROWS
 from minimodel.safetensors_file import FILE_DTYPES, read_into, table_of_contents
-
-ROLE_ROWS = ROLE_OFFSET + NUM_ROLES
 
 
 def neutral_table(hidden_size: int, dtype: str) -> Tensor:
-    """[14, E] of zeros with the sign bit set, so that adding a row changes no bit of any embedding.
-
-    x + (-0) is x for every x, signed zeros included; x + (+0) turns -0 into +0.
-    """
+    """Returns [14, E] of -0.0. Adding a row changes no bit: x + (-0) is x, while x + (+0) turns -0 into +0."""
     return torch.full((ROLE_ROWS, hidden_size), -0.0, dtype=FILE_DTYPES[dtype], device="cpu")
 
 
 def normal_table(hidden_size: int, dtype: str, std: float, seed: int) -> Tensor:
-    """[14, E], normal with mean 0, drawn in FP32 from a generator of its own and rounded once."""
+    """Returns [14, E], normal with mean 0, drawn in FP32 from a new generator and rounded once."""
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(ROLE_ROWS, hidden_size, generator=generator, dtype=torch.float32, device="cpu")
     return (table * std).to(FILE_DTYPES[dtype])
 
 
 def converted_table(path: Path, hidden_size: int) -> Tensor:
-    """The table of a .safetensors file, or of a pickle read with weights-only loading, in its own dtype.
+    """Reads the table of a .safetensors file, or of a pickle with weights-only loading, in the file's dtype.
 
-    The file holds one matrix, bare or under any one name. InputError for everything else, for less than 14 rows, for
-    another width, and for NaN or infinity.
+    The file holds one matrix, bare or under one name. InputError for anything else, fewer than 14 rows, another width,
+    NaN or infinity.
     """
     table = _from_safetensors(path) if path.suffix == ".safetensors" else _from_pickle(path)
     if table.ndim != 2 or table.shape[1] != hidden_size or table.shape[0] < ROLE_ROWS:
@@ -47,7 +42,7 @@ def converted_table(path: Path, hidden_size: int) -> Tensor:
 
 
 def write_table(path: Path, table: Tensor) -> None:
-    """`role_embedding.safetensors`: one tensor named weight."""
+    """Writes `role_embedding.safetensors`: one tensor named weight."""
     save_file({"weight": table.contiguous()}, path, metadata={"format": "pt"})
     path.chmod(0o644)
 
@@ -69,7 +64,7 @@ def _from_pickle(path: Path) -> Tensor:
         raise InputError(f"{path}: expected a role table, found {'a directory' if path.is_dir() else 'nothing'}")
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)  # tensors and containers, no code
-    except Exception as error:  # the unpickler lets whatever a damaged stream provokes through
+    except Exception as error:  # a damaged stream can raise anything
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"{path}: expected a pickle of one tensor, found something else ({reason})") from None
     if isinstance(held, Mapping) and len(held) == 1:

@@ -1,6 +1,8 @@
-"""Writing a safetensors file by streaming: a header, then bytes copied from other files through one bounded buffer.
+"""Writes a safetensors file by streaming: a header, then bytes copied from other files through one bounded buffer.
 
-The `safetensors` library writes what is in memory; a 14B base is not. What is written here is read back by it.
+`safetensors.torch.save_file` is not used, because it takes whole tensors: with mapped ones the peak of resident memory
+grew by the file's size (511 MiB for 512 MiB), grown matrices cannot be mapped, and SHA-256 would need a second pass.
+The library opens the file that is written here.
 """
 
 import hashlib
@@ -30,15 +32,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Planned:
-    """One tensor to write: its dtype as the file spells it, its shape, and where its bytes come from, in order."""
+    """One tensor to write."""
 
-    dtype: str
+    dtype: str  # as the file spells it
     shape: tuple[int, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[Span, ...]  # where its bytes come from, in order
 
     @classmethod
     def copied(cls, entry: TensorEntry) -> "Planned":
-        """A tensor as it is."""
+        """Returns the plan of an unchanged tensor."""
         return cls(entry.dtype, entry.shape, (Span(entry.path, entry.start, entry.stop),))
 
     def __len__(self) -> int:
@@ -46,9 +48,9 @@ class Planned:
 
 
 def with_rows(entry: TensorEntry, rows: int, sources: Mapping[int, int]) -> Planned:
-    """A matrix [V, E] with `rows` >= V rows, in which row k is a copy of the base's row sources[k].
+    """Returns the plan of a matrix [V, E] grown to `rows` >= V rows, where row k copies the base's row sources[k].
 
-    Every row beyond V needs a source; rows without one keep their bytes. Nothing is decoded: a row is a range of bytes.
+    Rows without a source keep their bytes; every row beyond V needs one. Rows are copied as ranges of bytes.
     """
     count = entry.shape[0]
     assert rows >= count and all(k in sources for k in range(count, rows)), "a new row without a source"
@@ -69,13 +71,13 @@ def with_rows(entry: TensorEntry, rows: int, sources: Mapping[int, int]) -> Plan
 
 
 def plan_bytes(tensors: Mapping[str, Planned]) -> int:
-    """The size of the file that `write_stream` would write."""
+    """Returns the size of the file that `write_stream` writes."""
     header, order = _header(tensors)
     return len(header) + sum(len(tensors[name]) for name in order)
 
 
 def write_stream(path: Path, tensors: Mapping[str, Planned]) -> str:
-    """Writes the file and returns its SHA-256. Memory: the buffer. InputError when a source ends early."""
+    """Writes the file and returns its SHA-256. InputError where a source file ends early."""
     header, order = _header(tensors)
     digest = hashlib.sha256(header)
     with open(path, "wb") as out:
@@ -90,9 +92,8 @@ def write_stream(path: Path, tensors: Mapping[str, Planned]) -> str:
 
 
 def _header(tensors: Mapping[str, Planned]) -> tuple[bytes, list[str]]:
-    """The length-prefixed header, padded to eight bytes, and the order of the data: wide dtypes first, so that every
-    tensor starts at a multiple of its element's size.
-    """
+    """Returns the length-prefixed header, padded to eight bytes, and the order of the data: wide dtypes first, so that
+    every tensor starts at a multiple of its element's size."""
     order = sorted(tensors, key=lambda name: -FILE_DTYPES[tensors[name].dtype].itemsize)
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -11,25 +11,22 @@ from minimodel.errors import InputError, refuse
 
 @dataclass(frozen=True)
 class Delimiters:
-    """The base's tokenizer with the delimiters in it. sources: for each new token, the id whose rows it copies.
-
-    kept: delimiters that the base already had as special tokens; their rows are theirs. rows: what both matrices need.
-    """
+    """The base's tokenizer with the delimiters added."""
 
     tokenizer: Tokenizer
     ids: dict[str, int]
-    sources: dict[int, int]
-    kept: tuple[str, ...]
-    rows: int
+    sources: dict[int, int]  # new token: the id whose rows it copies
+    kept: tuple[str, ...]  # special tokens of the base, which keep their rows
+    rows: int  # of embedding and head
 
 
 def add_delimiters(
     path: Path, vocab_size: int, names: tuple[tuple[str, ...], tuple[str, ...]], likes: tuple[str, str]
 ) -> Delimiters:
-    """Adds what is missing. InputError when a name is an ordinary token, or a token to copy is not there.
+    """Adds the missing delimiters. InputError where a name is an ordinary token or a token to copy does not exist.
 
-    vocab_size: the rows of the base's embedding. Spare rows are used first; `rows` exceeds it only when they run out,
-    and is never below it. names: the opening and the closing delimiters; likes: the token that each kind copies.
+    vocab_size: rows of the base's embedding, which grows only where spare rows run out. names: opening and closing
+    delimiters. likes: the token that each kind copies.
     """
     tokenizer = load_tokenizer(path)
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}

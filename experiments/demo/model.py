@@ -12,12 +12,13 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from experiments.demo.contract import ROLE_ROWS, contract_json
+from decode.contract import contract_document
+from experiments.demo.contract import CAPS, TEMPLATE
 from experiments.demo.corpus import Batch
 from minimodel.checkpoint import expected_shapes
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
-from minimodel.roles import attention_mask, position_ids
+from minimodel.roles import ROLE_ROWS, attention_mask, position_ids
 
 ROLE_EMBEDDING = "role_embedding.weight"
 ROPE_THETA = 1000000.0
@@ -25,9 +26,9 @@ PREVIOUS_TOKEN_BIAS = 8.0
 
 
 def config_json(vocab_size: int) -> dict[str, object]:
-    """The content of `config.json`: Hugging Face's Qwen2, four layers, 4 query and 2 key/value heads of size 64.
+    """Returns `config.json`: Hugging Face's Qwen2, four layers, 4 query and 2 key/value heads of size 64.
 
-    Both spellings of the RoPE base stand in it: transformers 4.x reads `rope_theta`, 5.x `rope_parameters`.
+    It spells the RoPE base twice: transformers 4.x reads `rope_theta`, 5.x `rope_parameters`.
     """
     return {
         "architectures": ["Qwen2ForCausalLM"],
@@ -57,11 +58,11 @@ def config_json(vocab_size: int) -> dict[str, object]:
 
 
 def initial_weights(config: ModelConfig, seed: int) -> dict[str, Tensor]:
-    """FP32 weights: norms one, biases zero, embeddings of deviation 0.02, matrices of fan_in ** -0.5.
+    """Returns FP32 weights: norms one, biases zero, embeddings of deviation 0.02, matrices of fan_in ** -0.5.
 
     Matrices that write into the residual stream start at 0.3 of that. Role rows 0-7 start at zero and stay there: no
-    token reads them, so they get no gradient, and AdamW decays nothing. Two kinds of head, which a small model learns
-    late by itself, are there from the start: see `previous_token_head` and `same_token_head`.
+    token reads them, so they get no gradient, and AdamW decays nothing. Two kinds of head that a small model learns
+    late are set at the start: see `previous_token_head` and `same_token_head`.
     """
     generator = torch.Generator().manual_seed(seed)
     shapes = {**expected_shapes(config), ROLE_EMBEDDING: (ROLE_ROWS, config.hidden_size)}
@@ -84,7 +85,7 @@ def initial_weights(config: ModelConfig, seed: int) -> dict[str, Tensor]:
 
 
 def previous_token_head(weights: dict[str, Tensor], config: ModelConfig) -> None:
-    """Lets the first query head of layer 0 look at the token before, whatever the tokens are.
+    """Sets the first query head of layer 0 to attend to the previous token, for any tokens.
 
     The biases alone give the score s * sum of cos(w (i - j - 1)) over the RoPE frequencies w, largest at j = i - 1.
     """
@@ -96,7 +97,7 @@ def previous_token_head(weights: dict[str, Tensor], config: ModelConfig) -> None
 
 
 def same_token_head(weights: dict[str, Tensor], config: ModelConfig, layer: int) -> None:
-    """Lets the first query head of the last K/V head look at tokens like its own: its query is its key."""
+    """Sets the first query head of the last K/V head to attend to equal tokens: query and key weights are equal."""
     query, key = (weights[f"model.layers.{layer}.self_attn.{name}_proj.weight"] for name in "qk")
     groups = config.num_attention_heads // config.num_key_value_heads
     first = (config.num_key_value_heads - 1) * config.head_dim
@@ -104,10 +105,10 @@ def same_token_head(weights: dict[str, Tensor], config: ModelConfig, layer: int)
 
 
 def loss_sum(decoder: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The weighted sum of next-token cross entropies and the sum of the weights, both FP32 scalars.
+    """Returns the weighted sum of next-token cross entropies and the sum of the weights, both FP32 scalars.
 
-    Only positions whose target weighs something get logits (topped up to a round number of rows, so that few shapes
-    occur); cross entropy sees FP32.
+    Only positions whose target has a weight get logits (rounded up to a multiple of 256 rows, so that few shapes
+    occur). The cross entropy is computed in FP32.
     """
     mask = attention_mask(batch.roles, batch.roles, valid_key=batch.valid)
     with torch.autocast("cpu", torch.bfloat16):
@@ -124,7 +125,7 @@ def write_checkpoint(
 ) -> None:
     """Writes a checkpoint directory in BF16: config, weights, tokenizer, role table and contract.
 
-    Each file is written aside and then renamed, so a reader that has an older one mapped keeps what it reads.
+    Each file is written aside and then renamed, so a reader that has mapped the older file keeps its bytes.
     """
     directory.mkdir(parents=True, exist_ok=True)
     aside = directory / "partial"
@@ -136,6 +137,6 @@ def write_checkpoint(
         aside.replace(directory / f"{name}.safetensors")
     tokenizer.save(str(aside))
     aside.replace(directory / "tokenizer.json")
-    for name, content in (("config.json", dict(config)), ("contract.json", contract_json())):
+    for name, content in (("config.json", dict(config)), ("contract.json", contract_document(CAPS, TEMPLATE))):
         aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         aside.replace(directory / name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from experiments.published.files import CLAIMS, PLAN, export_runs
+from experiments.published.export import CLAIMS, PLAN, export_runs
 from experiments.run.exits import DONE, GATE_FAILED, run_command
 from minimodel.files import read_json_object
 from stats.published.claims import Claim, recompute
@@ -29,9 +29,9 @@ from stats.published.selection import PanelCheck, rederive_panels
 def main(directory: Path, runs: tuple[Path, ...], quiet: bool, as_json: bool) -> None:
     """Recompute every number of DIR/paper_claims.json from DIR/data/*.csv, and derive the published panels again.
 
-    One line a claim: equal or DIFFERS, name, published, recomputed. Equal means the same value of the same type, floats
-    to the last bit. A panel passes where our rule selects its lengths and its rows; rows of one length, which the
-    release ordered by ids it withholds, are reported by number.
+    One line per claim: equal or DIFFERS, name, published, recomputed. Equal means the same value of the same type,
+    floats to the last bit. A panel passes where our rule selects its lengths and its rows. Among rows of one length,
+    which the release ordered by withheld ids, differences are counted.
 
     With --export, nothing is checked: matrix, fixed_prefix, bridge, audit, transplant, replication and stock_control
     runs are written as the release's CSV files, the precisions of one experiment together in one file. From one of

@@ -11,9 +11,8 @@ from minimodel.bits import COPIES
 from minimodel.checkpoint import expected_shapes
 from minimodel.config import ModelConfig
 from minimodel.numerics import DTYPES
-from minimodel.roles import NUM_ROLES, ROLE_OFFSET
+from minimodel.roles import ROLE_ROWS
 
-ROLE_ROWS = ROLE_OFFSET + NUM_ROLES
 CACHES = 5  # of a matrix row: live, its replica, prefill, its replica, and the suffix decoder's working copy
 CONTINUATIONS = 4  # arms of a matrix row
 

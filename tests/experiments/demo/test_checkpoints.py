@@ -9,9 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from decode.contract import Contract
+from decode.contract import Contract, contract_document
 from experiments import demo
-from experiments.demo.contract import contract_json
+from experiments.demo.contract import CAPS, TEMPLATE
 from experiments.demo.corpus import held_out_tasks
 from experiments.demo.model import config_json
 from experiments.demo.problems import held_out
@@ -39,7 +39,7 @@ def test_config_and_contract_are_those_of_the_script(name):
     config = json.loads((ROOT / name / "config.json").read_text(encoding="utf-8"))
     assert config == config_json(tokenizer.get_vocab_size())
     assert config["rope_parameters"]["rope_theta"] == config["rope_theta"]
-    assert json.loads((ROOT / name / "contract.json").read_text(encoding="utf-8")) == contract_json()
+    assert json.loads((ROOT / name / "contract.json").read_text(encoding="utf-8")) == contract_document(CAPS, TEMPLATE)
     contract = Contract.load(ROOT / name)
     assert contract.caps == (None, 128, 128, 128, 128, 16)
 

@@ -1,19 +1,25 @@
-"""Summaries and manifests of our runs in the form of the release's paper_claims.json and analysis_plan.json.
+"""Writes our finished runs in the form of the paper's release: CSV files, paper_claims.json and analysis_plan.json.
 
-The claims are taken from the runs' own summaries and not from the exported columns, so that recomputing them from the
-columns compares two ways to each number.
+The claims are taken from the runs' summaries, not from the exported columns, so that recomputing them from the columns
+checks each number along two ways. Columns and file names: `published.columns`.
 """
 
+import csv
 import hashlib
-from collections.abc import Mapping
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from experiments.published.columns import AUDIT_FLAGS, AUDIT_LEAVES, audit_leaves
-from experiments.run.reader import Run
+from experiments.published.columns import AUDIT_FLAGS, AUDIT_LEAVES, FILES, Line, audit_leaves
+from experiments.run.ledger import write_whole
+from experiments.run.reader import Run, read_finished
 from experiments.run.six_arms import INTO_INCREMENTAL, INTO_PREFILL
-from minimodel.errors import InputError
+from minimodel.errors import InputError, refuse
 from stats.published.claims import SCHEMA
 
+CLAIMS, PLAN = "paper_claims.json", "analysis_plan.json"
 PLAN_SCHEMA = "stage-replay-public-analysis-plan-v1"
 # run of a whole export: where its claims come from; a name with "-" is an experiment in one dtype
 WHOLE = (
@@ -21,6 +27,64 @@ WHOLE = (
     *("audit", "transplant", "replication", "stock_control"),
 )
 Summary = Mapping[str, Any]
+
+
+def export_runs(paths: Sequence[Path], directory: Path) -> tuple[list[tuple[Path, int]], list[str]]:
+    """Writes `directory`/data/*.csv and, from a whole set of runs, paper_claims.json and analysis_plan.json.
+
+    Returns each CSV file with its number of rows, and the runs that a whole set still lacks. Runs of one experiment in
+    several precisions share a file. InputError for a run that is unfinished, failed a gate, or has no ledger in the
+    release.
+    """
+    files: dict[str, list[Line]] = {}
+    runs = [_read_passed(path) for path in paths]
+    for run in runs:
+        name, line = FILES[run.experiment]
+        found = [line(row, run.numeric_of(key)["dtype"]) for key, row in run.rows.items()]
+        files.setdefault(name, []).extend(found)
+        _require_once(run.path, files[name])
+    given = named(runs)
+    missing = [name for name in WHOLE if name not in given]
+    documents = {} if missing else {CLAIMS: claims(given), PLAN: plan(given)}
+    (directory / "data").mkdir(parents=True, exist_ok=True)
+    for name, lines in files.items():
+        write_whole(directory / "data" / name, _csv(lines))
+    for name, value in documents.items():
+        write_whole(directory / name, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    return [(directory / "data" / name, len(lines)) for name, lines in files.items()], missing
+
+
+def _read_passed(path: Path) -> Run:
+    run, summary = read_finished(path)
+    if run.experiment not in FILES:
+        raise refuse(f"{path}: experiment", f"one of {' '.join(FILES)}", run.experiment)
+    if not summary["passed"]:
+        raise InputError(f"{path}: expected a run whose gates all passed, found {len(summary['failed_rows'])} failed")
+    return run
+
+
+def _require_once(path: Path, lines: Sequence[Line]) -> None:
+    seen: set[tuple[object, object]] = set()
+    for line in lines:
+        key = (line.get("precision"), line["row_id"])
+        if key in seen:
+            raise refuse(f"{path}: exported rows", "each row of a precision once", key[1])
+        seen.add(key)
+
+
+def _csv(lines: Sequence[Line]) -> str:
+    """CSV in the release's spelling: true and false, an empty cell for none, floats in full, CRLF."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows({key: _text(value) for key, value in line.items()} for line in lines)
+    return buffer.getvalue()
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
 
 
 def named(runs: list[Run]) -> dict[str, Run]:
