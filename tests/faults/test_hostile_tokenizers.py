@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from decode import Contract
 from decode.text import load_tokenizer
@@ -25,7 +26,11 @@ PARTS = {
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
         "not a tokenizer (Precompiled",
     ),
-    "a part that panics in use": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "pre_tokenizer: expected"),
+    "a part that panics in use": (
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        # tokenizers before FixedLength cannot read the file at all
+        "pre_tokenizer: expected" if hasattr(pre_tokenizers, "FixedLength") else "not a tokenizer (",
+    ),
     "a part that loses text": ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer: expected"),
     "a decoder that panics": (
         {"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 9}},
