@@ -21,10 +21,10 @@ def load_model(directory: str | Path, numeric: NumericContract, copies: int = 2)
     """Opens, checks and reads a checkpoint, tensor by tensor straight into place, and puts `numeric` in force.
 
     Peak memory: the weights in the model dtype plus a staging buffer of 1 MiB; a kernel that packs its weights adds
-    those of one product at a time, and a second copy of a tied embedding. Equal copies are checked after that, for the
-    model's shapes on this device (`selfcheck`): equal bits for equal copies, unless `copies` is 1. A directory without
-    role table and contract.json gives a stock decoder (`roles=None`, causal mask). InputError says in one line what
-    does not fit.
+    those of one product at a time, and a second copy of a tied embedding. Two equal copies are then checked to keep
+    equal bits on this device (`selfcheck`), which holds one random layer and a head meanwhile; `copies` 1 skips it. A
+    directory without role table and contract.json gives a stock decoder (`roles=None`, causal mask). InputError says in
+    one line what does not fit.
     """
     numeric.apply()
     checkpoint = open_checkpoint(directory)

@@ -187,14 +187,18 @@ class _Held:
 def _steps(
     model: Decoder, tokens: Tensor, mask: Tensor, whole: dict[str, Tensor] | None, start: int
 ) -> dict[str, Tensor]:
-    """Returns every observed step of tokens [B, stop] from `start` on, the logits, and the K/V held after the call."""
+    """Returns every observed step of tokens [B, stop] from `start` on, the logits, and the K/V held after the call.
+
+    Over the model's own vocabulary the logits are of the last token alone, as decoding takes them: all of a prefill's
+    would be the largest tensor of the load.
+    """
     copies, stop = tokens.shape
     found: dict[str, Tensor] = {}
     cache = _Held(whole, start, copies)
     positions = torch.arange(stop, device=tokens.device).expand(copies, -1)
     part = mask[:, :, start:stop, :stop].expand(copies, -1, -1, -1)
     hidden = model(tokens[:, start:], None, positions[:, start:], part, cache, found.__setitem__)
-    model.logits(hidden, found.__setitem__)
+    model.logits(hidden if model.config.vocab_size == VOCABULARY else hidden[:, -1:], found.__setitem__)
     assert cache.kept is not None, "the layer appends to its cache"
     return {**found, "keys": cache.kept[0], "values": cache.kept[1]}
 
