@@ -12,6 +12,7 @@ from minimodel.attention import ATTENTION_KERNELS
 from minimodel.errors import CopiesDiffer, InputError
 from minimodel.linear import LINEAR_KERNELS
 from minimodel.selfcheck import copies_fault, require_usable
+from tests import THREADS
 from tests.conftest import numeric
 from tests.helpers import flip_bit, refused
 from tests.minimodel.test_selfcheck import tiny_config
@@ -57,7 +58,7 @@ def test_a_kernel_that_spoils_one_copy_is_named_with_its_call(
 ) -> None:
     monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", when))
     with refused(
-        "two equal copies", "self_attn.attention (attention kernel repeat_kv)", call, "bf16 on cpu, threads 1"
+        "two equal copies", "self_attn.attention (attention kernel repeat_kv)", call, f"bf16 on cpu, threads {THREADS}"
     ):
         require_usable(numeric("bf16"), tiny_config())
     require_usable(numeric("bf16", kernels="packed_gqa"), tiny_config())
