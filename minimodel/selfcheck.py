@@ -96,7 +96,7 @@ def copies_fault(numeric: NumericContract, config: ModelConfig) -> str:
             tokens = torch.randint(VOCABULARY, (1, stop), generator=generator, device="cpu")
             held = _random_cache(numeric, config, start)
             for _ in range(TRIES):
-                steps = _steps(model, tokens.to(numeric.torch_device).expand(2, -1), mask, held, start)
+                steps = _steps(model, tokens.to(numeric.torch_device).expand(2, -1), mask, held, start, last=True)
                 name = next((n for n, t in steps.items() if not same_bits(t[0].contiguous(), t[1].contiguous())), "")
                 if name:
                     call = f"queries {stop - start}, keys {stop}"
@@ -185,12 +185,12 @@ class _Held:
 
 
 def _steps(
-    model: Decoder, tokens: Tensor, mask: Tensor, whole: dict[str, Tensor] | None, start: int
+    model: Decoder, tokens: Tensor, mask: Tensor, whole: dict[str, Tensor] | None, start: int, last: bool = False
 ) -> dict[str, Tensor]:
     """Returns every observed step of tokens [B, stop] from `start` on, the logits, and the K/V held after the call.
 
-    Over the model's own vocabulary the logits are of the last token alone, as decoding takes them: all of a prefill's
-    would be the largest tensor of the load.
+    `last`: the logits are of the last token alone, as decoding takes them; all of a prefill's, over the model's own
+    vocabulary, would be the largest tensor of the load.
     """
     copies, stop = tokens.shape
     found: dict[str, Tensor] = {}
@@ -198,7 +198,7 @@ def _steps(
     positions = torch.arange(stop, device=tokens.device).expand(copies, -1)
     part = mask[:, :, start:stop, :stop].expand(copies, -1, -1, -1)
     hidden = model(tokens[:, start:], None, positions[:, start:], part, cache, found.__setitem__)
-    model.logits(hidden if model.config.vocab_size == VOCABULARY else hidden[:, -1:], found.__setitem__)
+    model.logits(hidden[:, -1:] if last else hidden, found.__setitem__)
     assert cache.kept is not None, "the layer appends to its cache"
     return {**found, "keys": cache.kept[0], "values": cache.kept[1]}
 
