@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ settings.load_profile("quick")
 
 
 @pytest.fixture(autouse=True)
-def quiet_process() -> None:
+def quiet_process():
     """Every test starts under one set of process settings, whatever the one before it did."""
     numeric("bf16").apply()
 
@@ -50,34 +49,34 @@ def numeric(dtype: str, **options: object) -> NumericContract:
 
 
 @pytest.fixture(scope="session")
-def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_directory(tmp_path_factory):
     """The adapted tiny checkpoint, BF16."""
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
-def stock_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stock_directory(tmp_path_factory):
     """The same weights without role table and contract."""
     return write_checkpoint(tmp_path_factory.mktemp("stock"), stock=True)
 
 
 @pytest.fixture(scope="session")
-def bf16(tiny_directory: Path) -> Decoder:
+def bf16(tiny_directory):
     return load_model(tiny_directory, numeric("bf16"))
 
 
 @pytest.fixture(scope="session")
-def fp32(tiny_directory: Path) -> Decoder:
+def fp32(tiny_directory):
     return load_model(tiny_directory, numeric("fp32"))
 
 
 @pytest.fixture(scope="session")
-def contract(tiny_directory: Path) -> Contract:
+def contract(tiny_directory):
     return Contract.load(tiny_directory)
 
 
 @pytest.fixture(scope="session")
-def prompt(contract: Contract) -> State:
+def prompt(contract):
     return State.prompt(contract, TASK["question"], TASK["choices"])
 
 
@@ -103,7 +102,7 @@ def build_three(model: Decoder, prompt: State) -> Three:
 
 
 @pytest.fixture(scope="session", params=["bf16", "fp32"])
-def three(request: pytest.FixtureRequest, prompt: State) -> Iterator[Three]:
+def three(request, prompt):
     """Shared by many tests, none of which may write it: its bits are looked at again when all have run."""
     model = request.getfixturevalue(request.param)
     model.numeric.apply()
@@ -114,7 +113,7 @@ def three(request: pytest.FixtureRequest, prompt: State) -> Iterator[Three]:
 
 
 @pytest.fixture
-def fresh_threads() -> Iterator[None]:
+def fresh_threads():
     """For tests that change the thread count."""
     before = torch.get_num_threads()
     yield

@@ -16,11 +16,7 @@ COUNTS = (
     "answer_tokens_disagreement",
     "correctness_disagreement",
 )
-ENDPOINTS = (
-    "baseline_divergence",
-    "bidirectional_donor_recovery",
-    "exact_control_novel_trajectory",
-)
+ENDPOINTS = ("baseline_divergence", "bidirectional_donor_recovery", "exact_control_novel_trajectory")
 
 
 def claims_of(run: Path) -> dict[str, Any]:

@@ -63,7 +63,7 @@ PRODUCT = {name: path for room in ROOMS for name, path in modules(room).items()}
 
 
 @pytest.mark.parametrize("name", PRODUCT)
-def test_a_module_imports_only_what_its_room_may(name: str) -> None:
+def test_a_module_imports_only_what_its_room_may(name):
     assert violations(PRODUCT[name].read_text(encoding="utf-8"), name.split(".")[0]) == set()
 
 
@@ -81,18 +81,18 @@ def test_a_module_imports_only_what_its_room_may(name: str) -> None:
         ("from minimodel import errors\n# import cache\ntext = 'import cache'", "decode", set()),
     ],
 )
-def test_the_check_itself_sees_violations(source: str, room: str, found: set[str]) -> None:
+def test_the_check_itself_sees_violations(source, room, found):
     assert violations(source, room) == found
 
 
-def test_every_folder_of_source_is_a_room_or_a_test() -> None:
+def test_every_folder_of_source_is_a_room_or_a_test():
     folders = {path.relative_to(ROOT).parts[0] for path in ROOT.glob("*/**/*.py")}
     folders = {folder for folder in folders if not folder.startswith(".") and (ROOT / folder / "__init__.py").exists()}
     assert folders == {*ROOMS, "tests"}
     assert len(PRODUCT) > 30
 
 
-def test_only_the_transformers_tests_import_transformers() -> None:
+def test_only_the_transformers_tests_import_transformers():
     users = {
         name
         for name, path in {**PRODUCT, **modules("tests")}.items()
@@ -114,7 +114,7 @@ def graph(names: dict[str, Path]) -> dict[str, set[str]]:
     return edges
 
 
-def test_no_module_imports_itself_in_a_circle() -> None:
+def test_no_module_imports_itself_in_a_circle():
     edges = graph(PRODUCT)
     assert sum(map(len, edges.values())) > 100
     list(TopologicalSorter(edges).static_order())
@@ -128,7 +128,7 @@ def is_command(path: Path) -> bool:
     return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
 
 
-def test_nothing_imports_a_command() -> None:
+def test_nothing_imports_a_command():
     """What two commands share stands in a module of its own, so that each command can change alone."""
     commands = {name for name, path in PRODUCT.items() if is_command(path)}
     edges = graph(PRODUCT)
@@ -144,7 +144,7 @@ def stem(name: str) -> str:
     return re.sub(r"(n?ing|er|es|e|s)$", "", name)
 
 
-def test_no_two_packages_or_commands_have_one_stem() -> None:
+def test_no_two_packages_or_commands_have_one_stem():
     assert stem("causes") == stem("causing") == stem("cause") and stem("plan") == stem("planning")
     names = [path.stem for path in (ROOT / "experiments").iterdir() if path.is_dir() or path.suffix == ".py"]
     names = [name for name in names if not name.startswith("_")]
@@ -158,14 +158,14 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_every_product_module_loads_no_transformers() -> None:
+def test_importing_every_product_module_loads_no_transformers():
     names = [name for name in PRODUCT if not name.endswith("__main__")]
     loaded = loaded_after("import " + ", ".join(names))
     assert {"torch", "safetensors", "tokenizers", *ROOMS} <= loaded
     assert not loaded & {"transformers", "tests", "huggingface_hub"}
 
 
-def test_importing_the_statistics_loads_no_torch() -> None:
+def test_importing_the_statistics_loads_no_torch():
     names = [name for name in PRODUCT if name.split(".")[0] == "stats"]
     loaded = loaded_after("import " + ", ".join(names))
     assert "stats" in loaded and not loaded & {"torch", "transformers", "minimodel", "decode", "cache", "experiments"}

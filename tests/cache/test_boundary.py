@@ -10,11 +10,10 @@ from cache.digest import cache_sha256
 from cache.isolation import cache_tensors, disjoint, geometry
 from decode import RowFailure, greedy_suffix
 from tests.cache.boundaries import equal
-from tests.conftest import Three
 from tests.helpers import refused
 
 
-def test_replicas_are_equal_and_isolated(three: Three) -> None:
+def test_replicas_are_equal_and_isolated(three):
     for boundary in (three.live, three.incremental, three.prefill):
         replica = boundary.replica()
         assert equal(boundary, replica) and replica.state == boundary.state
@@ -25,15 +24,15 @@ def test_replicas_are_equal_and_isolated(three: Three) -> None:
         assert replica.record is not boundary.record and replica.record.sha256() == boundary.record.sha256()
 
 
-def test_a_prefill_replica_is_a_second_call_and_the_others_are_copies(three: Three) -> None:
-    calls: list[str] = []
+def test_a_prefill_replica_is_a_second_call_and_the_others_are_copies(three):
+    calls = []
     own = three.model.embed
 
-    def counted(input_ids: torch.Tensor, roles: torch.Tensor | None) -> torch.Tensor:
+    def counted(input_ids, roles):
         calls.append(str(tuple(input_ids.shape)))
         return own(input_ids, roles)
 
-    three.model.embed = counted  # type: ignore[method-assign]
+    three.model.embed = counted
     try:
         three.live.replica(), three.incremental.replica()
         assert equal(three.prefill.copy(), three.prefill)
@@ -50,7 +49,7 @@ def test_a_prefill_replica_is_a_second_call_and_the_others_are_copies(three: Thr
     )
 
 
-def test_continuations_leave_the_boundary_alone_and_do_not_depend_on_their_order(three: Three) -> None:
+def test_continuations_leave_the_boundary_alone_and_do_not_depend_on_their_order(three):
     """huggingface/transformers 37078, 32929 (case 15)."""
     before = three.hashes()
     continued = [three.prefill, three.incremental, transplant(recipient=three.prefill, donor=three.incremental)]
@@ -66,12 +65,12 @@ def test_continuations_leave_the_boundary_alone_and_do_not_depend_on_their_order
     assert cache_sha256(written) != before[2][0]
 
 
-def test_slots_beyond_the_boundary_do_not_matter(three: Three) -> None:
+def test_slots_beyond_the_boundary_do_not_matter(three):
     """A longer working copy whose free slots hold NaN gives the same suffix: they are never read."""
     suffix = greedy_suffix(three.model, three.live)
 
     class Dirty(KVCache):
-        def copy(self, capacity: int | None = None) -> KVCache:
+        def copy(self, capacity=None):
             other = super().copy(capacity)
             for tensor in (*other._keys, *other._values):
                 tensor[:, :, len(other) :] = float("nan")

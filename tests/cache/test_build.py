@@ -1,16 +1,14 @@
 """The three constructions: which are equal bit for bit, what one wrong thing does, and what is refused."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from cache import KVCache, build_incremental, build_live, build_prefill, compare
 from cache.isolation import disjoint
-from decode import Contract, RowFailure, State, greedy_suffix
+from decode import RowFailure, State, greedy_suffix
 from decode.greedy import alone, generate
 from decode.stepper import Stepper
-from minimodel import Decoder, load_model
+from minimodel import load_model
 from minimodel.bits import same_bits
 from minimodel.roles import attention_mask
 from tests.cache.boundaries import equal
@@ -18,7 +16,7 @@ from tests.conftest import Three, build_three, numeric
 from tests.helpers import flip_bit, refused
 
 
-def test_live_incremental_and_single_token_prefill_are_one_in_every_bit(three: Three) -> None:
+def test_live_incremental_and_single_token_prefill_are_one_in_every_bit(three):
     chunked = build_prefill(three.model, three.live.state, chunk=1)
     assert equal(three.live, three.incremental) and equal(three.live, chunked)
     assert compare(three.live.cache, three.incremental.cache).exact
@@ -48,7 +46,7 @@ def stepped(three: Three, position: int | None = None, role: int | None = None, 
     return cache, stepper.record.sha256()
 
 
-def test_another_position_role_or_stale_slot_shows_in_the_bits(three: Three) -> None:
+def test_another_position_role_or_stale_slot_shows_in_the_bits(three):
     right, record = stepped(three)
     assert three.live.cache.equals(right) and record == three.live.record.sha256()
     moved = compare(three.live.cache, stepped(three, position=21)[0])
@@ -61,7 +59,7 @@ def test_another_position_role_or_stale_slot_shows_in_the_bits(three: Three) -> 
     assert not stale.exact and stale.first_difference == {"layer": 1, "tensor": "key", "position": 20}
 
 
-def test_live_is_the_contracts_own_generation(three: Three, contract: Contract, prompt: State) -> None:
+def test_live_is_the_contracts_own_generation(three, contract, prompt):
     state = three.live.state
     assert State.from_tokens(contract, state.tokens) == state and state.structure.at_boundary
     assert state.tokens[: len(prompt)] == prompt.tokens and state.tokens[-1] == contract.open_ids[4]
@@ -71,9 +69,7 @@ def test_live_is_the_contracts_own_generation(three: Three, contract: Contract, 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("kernels", ["repeat_kv", "packed_gqa", "eager/plain", "blocked/plain"])
-def test_continuing_the_retained_storage_in_place_is_continuing_its_copy(
-    tiny_directory: Path, prompt: State, kernels: str, dtype: str
-) -> None:
+def test_continuing_the_retained_storage_in_place_is_continuing_its_copy(tiny_directory, prompt, kernels, dtype):
     """Live decoding that simply goes on, to the end of the answer, on the storage that it filled."""
     model = load_model(tiny_directory, numeric(dtype, kernels=kernels))
     contract, live = prompt.contract, build_live(model, prompt)
@@ -91,12 +87,10 @@ def test_continuing_the_retained_storage_in_place_is_continuing_its_copy(
     assert all(same_bits(whole[:, :, :end], own) for (_, _, whole), (_, _, own) in kept)
 
 
-def test_a_compact_copy_of_other_bits_fails_the_row(
-    bf16: Decoder, prompt: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compact_copy_of_other_bits_fails_the_row(bf16, prompt, monkeypatch):
     real, roomy = KVCache.copy, KVCache.for_model
 
-    def spoiled(cache: KVCache, capacity: int | None = None) -> KVCache:
+    def spoiled(cache, capacity=None):
         copy = real(cache, capacity)
         for row in range(copy.batch):
             flip_bit(copy.keys(2), (row, 0, 7, 1))
@@ -109,7 +103,7 @@ def test_a_compact_copy_of_other_bits_fails_the_row(
         build_live(bf16, prompt)
 
 
-def test_the_same_construction_twice_is_the_same_bits_in_other_memory(three: Three, prompt: State) -> None:
+def test_the_same_construction_twice_is_the_same_bits_in_other_memory(three, prompt):
     """huggingface/transformers 36536, 25420 (case 1)."""
     again = build_three(three.model, prompt)
     assert again.live.state == three.live.state and again.hashes() == three.hashes()
@@ -117,7 +111,7 @@ def test_the_same_construction_twice_is_the_same_bits_in_other_memory(three: Thr
     assert disjoint(*(boundary.tensors() for boundary in boundaries))
 
 
-def test_prefill_against_incremental_is_a_measurement(three: Three) -> None:
+def test_prefill_against_incremental_is_a_measurement(three):
     """The other half of case 1: exact or not, where first, how much; never "equal within tolerance"."""
     drift = compare(three.incremental.cache, three.prefill.cache)
     measured = drift.as_dict()
@@ -128,7 +122,7 @@ def test_prefill_against_incremental_is_a_measurement(three: Three) -> None:
 
 
 @pytest.mark.parametrize("chunk", [2, 7, 1000])
-def test_prefill_in_chunks_shows_the_decoder_the_same_things(three: Three, chunk: int) -> None:
+def test_prefill_in_chunks_shows_the_decoder_the_same_things(three, chunk):
     chunked = build_prefill(three.model, three.live.state, chunk=chunk)
     assert chunked.record.sha256() == three.prefill.record.sha256() and len(chunked.cache) == len(three.live.state)
     assert equal(chunked, chunked.replica())
@@ -138,13 +132,13 @@ def test_prefill_in_chunks_shows_the_decoder_the_same_things(three: Three, chunk
 
 
 @pytest.mark.parametrize("copies", [1, 3])
-def test_the_number_of_copies_is_the_callers(three: Three, copies: int) -> None:
+def test_the_number_of_copies_is_the_callers(three, copies):
     boundary = build_incremental(three.model, three.live.state, copies=copies)
     assert boundary.cache.batch == copies and boundary.logits.shape == (copies, 288)
     boundary.cache.require_equal_copies()
 
 
-def test_a_state_that_is_no_boundary_is_refused(three: Three, contract: Contract, prompt: State) -> None:
+def test_a_state_that_is_no_boundary_is_refused(three, contract, prompt):
     tokens = three.live.state.tokens
     for state in (prompt, State.from_tokens(contract, tokens[:-1]), State.from_tokens(contract, [*tokens, 5])):
         for build in (build_incremental, build_prefill):
@@ -156,13 +150,13 @@ def test_a_state_that_is_no_boundary_is_refused(three: Three, contract: Contract
 
 
 @pytest.mark.parametrize("chunk", [0, -1, 2.0, True])
-def test_a_chunk_that_is_no_positive_number_is_refused(three: Three, chunk: object) -> None:
+def test_a_chunk_that_is_no_positive_number_is_refused(three, chunk):
     with refused("chunk", repr(chunk)):
-        build_prefill(three.model, three.live.state, chunk=chunk)  # type: ignore[arg-type]
+        build_prefill(three.model, three.live.state, chunk=chunk)
 
 
-def test_observed_constructions_have_the_same_bits(three: Three) -> None:
-    seen: list[str] = []
+def test_observed_constructions_have_the_same_bits(three):
+    seen = []
     watched = build_prefill(three.model, three.live.state, observe=lambda name, _: seen.append(name))
     assert equal(watched, three.prefill) and seen[0] == "embed" and seen[-1] == "logits" and seen.count("norm") == 1
     seen.clear()
@@ -172,23 +166,23 @@ def test_observed_constructions_have_the_same_bits(three: Three) -> None:
 
 
 @pytest.mark.parametrize("build", [build_incremental, build_prefill])
-def test_copies_that_the_decoder_drives_apart_fail_the_row(bf16: Decoder, three: Three, build: object) -> None:
+def test_copies_that_the_decoder_drives_apart_fail_the_row(bf16, three, build):
     own = bf16.embed
 
-    def uneven(input_ids: torch.Tensor, roles: torch.Tensor | None) -> torch.Tensor:
+    def uneven(input_ids, roles):
         hidden = own(input_ids, roles).clone()
         flip_bit(hidden, (1, 0, 0))
         return hidden
 
-    bf16.embed = uneven  # type: ignore[method-assign]
+    bf16.embed = uneven
     try:
         with pytest.raises(RowFailure, match=r"cache layer 0 .*copies differ"):
-            build(bf16, three.live.state)  # type: ignore[operator]
+            build(bf16, three.live.state)
     finally:
         del bf16.embed
 
 
-def test_prefill_masks_are_those_of_the_whole_prefix(three: Three) -> None:
+def test_prefill_masks_are_those_of_the_whole_prefix(three):
     """One call sees what the steps see: the last row of the mask is the step's row."""
     roles = torch.tensor([three.live.state.roles])
     whole = attention_mask(roles, roles)

@@ -17,13 +17,13 @@ from tests.cache.test_kv import CPU, filled
 from tests.helpers import flip_bit, random_tensor
 
 
-def test_what_is_hashed() -> None:
+def test_what_is_hashed():
     tensor = torch.tensor([[1.0, 2.0, -0.0]])
     expected = hashlib.sha256(b"float32:1,3:" + np.array([1, 2, -0.0], dtype="<f4").tobytes()).hexdigest()
     assert tensor_sha256(tensor) == expected
 
 
-def test_dtype_shape_sign_of_zero_and_nan_payload_count() -> None:
+def test_dtype_shape_sign_of_zero_and_nan_payload_count():
     zeros = [
         torch.zeros(s, dtype=d) for d in (torch.bfloat16, torch.float16, torch.int16) for s in ((6,), (2, 3), (3, 2))
     ]
@@ -44,12 +44,12 @@ floats = arrays.arrays(
 
 
 @given(left=floats, right=floats)
-def test_digests_are_equal_exactly_for_equal_bits(left: np.ndarray, right: np.ndarray) -> None:
+def test_digests_are_equal_exactly_for_equal_bits(left, right):
     one, two = torch.from_numpy(left.copy()), torch.from_numpy(right.copy())
     assert (tensor_sha256(one) == tensor_sha256(two)) == same_bits(one, two)
 
 
-def test_layout_in_memory_does_not_count() -> None:
+def test_layout_in_memory_does_not_count():
     tensor = random_tensor(4, 5, 6, dtype=torch.bfloat16)
     view = torch.zeros(8, 10, 12, dtype=torch.bfloat16)[::2, ::2, ::2]
     view.copy_(tensor)
@@ -57,7 +57,7 @@ def test_layout_in_memory_does_not_count() -> None:
     assert tensor_sha256(tensor.transpose(0, 1)) != tensor_sha256(tensor)
 
 
-def test_a_cache_digest_covers_every_tensor_in_order() -> None:
+def test_a_cache_digest_covers_every_tensor_in_order():
     cache = filled()
     digests = {cache_sha256(cache)}
     for layer in range(2):
@@ -74,7 +74,7 @@ def test_a_cache_digest_covers_every_tensor_in_order() -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_the_number_of_copies_counts(copies: int) -> None:
+def test_the_number_of_copies_counts(copies):
     assert cache_sha256(KVCache(1, copies, 1, 1, 2, torch.float32, CPU)) != cache_sha256(
         KVCache(1, 3 - copies, 1, 1, 2, torch.float32, CPU)
     )
@@ -90,7 +90,7 @@ def one_after_the_other(cache: KVCache) -> str:
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 8])
-def test_a_cache_with_room_behind_has_the_plain_digest(length: int) -> None:
+def test_a_cache_with_room_behind_has_the_plain_digest(length):
     cache = filled(length, 8) if length else KVCache(2, 2, 2, 8, 4, torch.bfloat16, CPU)
     assert cache_sha256(cache) == cache_sha256(cache.copy()) == one_after_the_other(cache)
     if length:
@@ -99,7 +99,7 @@ def test_a_cache_with_room_behind_has_the_plain_digest(length: int) -> None:
         assert cache_sha256(other) == one_after_the_other(other) != cache_sha256(cache)
 
 
-def test_a_large_cache_is_hashed_where_it_lies() -> None:
+def test_a_large_cache_is_hashed_where_it_lies():
     """16 MB with room behind."""
     cache = KVCache(4, 2, 2, 4_000, 64, torch.bfloat16, CPU)
     cache._length = 3_999

@@ -2,7 +2,6 @@
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ def numpy_numbers(left: list[torch.Tensor], right: list[torch.Tensor]) -> dict[s
 
 
 @given(seed=st.integers(0, 1000), dtype=st.sampled_from(DTYPES), scale=st.sampled_from([1e-4, 1e-2, 1.0]))
-def test_numbers_against_numpy_in_float64(seed: int, dtype: torch.dtype, scale: float) -> None:
+def test_numbers_against_numpy_in_float64(seed, dtype, scale):
     """Paper, section 3.4: relative L2 = delta L2 over the larger of the two source norms."""
     left = filled(dtype=dtype, seed=seed)
     right = left.copy(8)
@@ -56,14 +55,14 @@ def test_numbers_against_numpy_in_float64(seed: int, dtype: torch.dtype, scale: 
     assert (mirrored["relative_l2"], mirrored["left_l2"]) == (report["relative_l2"], report["right_l2"])
 
 
-def test_equal_caches_are_exact_with_zero_drift() -> None:
+def test_equal_caches_are_exact_with_zero_drift():
     report = compare(filled(), filled().copy()).as_dict()
     assert report["exact"] and report["differing"] == 0 and report["first_difference"] is None
     assert report["relative_l2"] == report["max_abs"] == report["delta_l2"] == 0.0 and report["left_l2"] > 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_zeros_of_two_signs_are_a_difference_of_no_size(dtype: torch.dtype) -> None:
+def test_zeros_of_two_signs_are_a_difference_of_no_size(dtype):
     plus, minus = torch.zeros(4, dtype=dtype), -torch.zeros(4, dtype=dtype)
     drift = compare_tensors(plus, minus, "x")
     assert not drift.exact and drift.differing == 4 and drift.max_abs == 0.0
@@ -71,7 +70,7 @@ def test_zeros_of_two_signs_are_a_difference_of_no_size(dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_same_nan_is_exact_without_numbers(dtype: torch.dtype) -> None:
+def test_the_same_nan_is_exact_without_numbers(dtype):
     """pytorch/pytorch 137337 (case 17)."""
     left = random_tensor(6, dtype=dtype)
     left[2] = float("nan")
@@ -84,7 +83,7 @@ def test_the_same_nan_is_exact_without_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_json_never_holds_nan_or_infinity(value: float) -> None:
+def test_json_never_holds_nan_or_infinity(value):
     left, right = filled(), filled(seed=1)
     left.keys(0)[0, 0, 0, 0] = value
     for pair in ((left, left), (left, right), (right, left)):
@@ -98,17 +97,17 @@ def test_json_never_holds_nan_or_infinity(value: float) -> None:
 PLACES = [(0, "keys", 4), (0, "values", 0), (0, "values", 3), (1, "keys", 0), (1, "values", 4)]
 
 
-def test_first_difference_is_first_in_forward_order_then_by_slot() -> None:
+def test_first_difference_is_first_in_forward_order_then_by_slot():
     left, right = filled(), filled()
     for layer, which, slot in reversed(PLACES):  # each one earlier than those before it
         flip_bit(getattr(right, which)(layer), (1, 0, slot, 2))
-        first: dict[str, Any] | None = compare(left, right).first_difference
+        first = compare(left, right).first_difference
         assert first == {"layer": layer, "tensor": which.removesuffix("s"), "position": slot}
     flip_bit(right.keys(0), (0, 1, 4, 3))
     assert compare(left, right).layers[0][0].first == (4, 0, 1, 3), "slot, copy, head, component"
 
 
-def test_first_of_plain_tensors_is_row_major() -> None:
+def test_first_of_plain_tensors_is_row_major():
     left = torch.zeros(3, 4)
     right = left.clone()
     right[2, 1] = right[1, 3] = 1
@@ -116,21 +115,21 @@ def test_first_of_plain_tensors_is_row_major() -> None:
     assert compare_tensors(left, left.clone(), "logits").first is None
 
 
-def test_the_larger_norm_is_the_denominator() -> None:
+def test_the_larger_norm_is_the_denominator():
     left, right = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0])
     assert compare_tensors(left, right, "x").as_dict()["relative_l2"] == 1.0
     assert compare_tensors(right, left, "x").as_dict()["relative_l2"] == 1.0
     assert compare_tensors(right, right.clone(), "x").as_dict()["relative_l2"] == 0.0
 
 
-def test_differences_are_taken_in_float64() -> None:
+def test_differences_are_taken_in_float64():
     left, right = torch.tensor([1.0]), torch.tensor([1.0 + 2**-23])
     assert compare_tensors(left, right, "x").max_abs == 2**-23
     big, bigger = torch.tensor([3e38]), torch.tensor([-3e38])
     assert compare_tensors(big, bigger, "x").max_abs == pytest.approx(6e38), "FP32 would overflow"
 
 
-def test_another_geometry_is_refused_by_name() -> None:
+def test_another_geometry_is_refused_by_name():
     with refused("layer counts", "2", "1"):
         compare(filled(), KVCache(1, 2, 2, 8, 4, torch.bfloat16, CPU))
     with refused("layer 0 key", "[2, 2, 5, 4]", "[2, 2, 4, 4]"):
@@ -139,7 +138,7 @@ def test_another_geometry_is_refused_by_name() -> None:
         compare(filled(), filled(dtype=torch.float16))
 
 
-def test_empty_caches_are_exact() -> None:
+def test_empty_caches_are_exact():
     empty = [KVCache(1, 2, 2, 8, 4, torch.bfloat16, CPU) for _ in range(2)]
     report = compare(*empty).as_dict()
     assert report["exact"] and report["elements"] == 0 and report["mean_abs"] == 0.0

@@ -16,13 +16,13 @@ def span(start: int, stop: int) -> torch.Tensor:
     return torch.from_numpy(BUFFER[start:stop])
 
 
-def test_separate_tensors_are_disjoint_and_a_tensor_is_not_from_itself() -> None:
+def test_separate_tensors_are_disjoint_and_a_tensor_is_not_from_itself():
     a, b = torch.zeros(4), torch.zeros(4)
     assert disjoint([a], [b]) and disjoint([a, a], [b]) and disjoint() and disjoint([a]) and disjoint([], [a])
     assert not disjoint([a], [a])
 
 
-def test_views_of_one_storage_are_shared_even_where_they_do_not_meet() -> None:
+def test_views_of_one_storage_are_shared_even_where_they_do_not_meet():
     base = torch.zeros(10)
     assert not disjoint([base[:3]], [base[7:]])
     assert not disjoint([base.view(2, 5)], [torch.zeros(2), base[9:]])
@@ -30,7 +30,7 @@ def test_views_of_one_storage_are_shared_even_where_they_do_not_meet() -> None:
     assert disjoint([base[:3].clone()], [base[7:]])
 
 
-def test_overlapping_interleaved_and_nested_ranges_are_shared() -> None:
+def test_overlapping_interleaved_and_nested_ranges_are_shared():
     assert disjoint([span(0, 8)], [span(8, 16)]), "neighbours touch and do not overlap"
     assert not disjoint([span(0, 9)], [span(8, 16)])
     assert not disjoint([span(0, 64)], [span(30, 31)])
@@ -44,9 +44,9 @@ spans = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(1,
 
 
 @given(spans)
-def test_against_every_pair_of_bytes(items: list[tuple[int, int, int]]) -> None:
-    groups: list[list[torch.Tensor]] = [[], [], [], []]
-    held: list[set[int]] = [set(), set(), set(), set()]
+def test_against_every_pair_of_bytes(items):
+    groups = [[], [], [], []]
+    held = [set(), set(), set(), set()]
     for group, start, length in items:
         stop = min(start + length, 64)
         groups[group].append(span(start, stop))
@@ -55,11 +55,11 @@ def test_against_every_pair_of_bytes(items: list[tuple[int, int, int]]) -> None:
     assert disjoint(*groups) == apart
 
 
-def test_empty_tensors_own_nothing() -> None:
+def test_empty_tensors_own_nothing():
     assert memory_ranges([torch.zeros(0)]) == [] and disjoint([torch.zeros(0)], [torch.zeros(0)])
 
 
-def test_caches_and_their_copies() -> None:
+def test_caches_and_their_copies():
     cache = filled()
     copy = cache.copy()
     assert disjoint(cache_tensors(cache), cache_tensors(copy))
@@ -67,7 +67,7 @@ def test_caches_and_their_copies() -> None:
     assert not disjoint(cache_tensors(cache), cache_tensors(copy))
 
 
-def test_geometry_is_all_that_a_tensor_has_beside_its_bits() -> None:
+def test_geometry_is_all_that_a_tensor_has_beside_its_bits():
     cache = filled(5, capacity=8)
     assert geometry(cache.keys(0)) == {
         "shape": [2, 2, 5, 4],

@@ -9,7 +9,6 @@ from cache import KVCache
 from cache.digest import cache_sha256
 from cache.isolation import cache_tensors, disjoint
 from decode import RowFailure
-from minimodel import Decoder
 from minimodel.bits import bits, same_bits
 from tests.helpers import flip_bit, random_tensor, refused
 
@@ -26,7 +25,7 @@ def filled(length: int = 5, capacity: int = 8, dtype: torch.dtype = torch.bfloat
 
 
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=5))
-def test_appends_in_any_portions_are_one_long_tensor(lengths: list[int]) -> None:
+def test_appends_in_any_portions_are_one_long_tensor(lengths):
     total = sum(lengths)
     cache = KVCache(3, 2, 2, total, 4, torch.float32, CPU)
     whole = [(random_tensor(2, 2, total, 4, seed=i), random_tensor(2, 2, total, 4, seed=10 + i)) for i in range(3)]
@@ -44,14 +43,14 @@ def test_appends_in_any_portions_are_one_long_tensor(lengths: list[int]) -> None
         assert not same_bits(cache.keys(layer), values)
 
 
-def test_for_model_has_the_models_geometry(bf16: Decoder) -> None:
+def test_for_model_has_the_models_geometry(bf16):
     cache = KVCache.for_model(bf16, batch=2, capacity=40)
     assert (cache.layers, cache.batch, cache.capacity, len(cache)) == (3, 2, 40, 0)
     assert cache.keys(0).shape == (2, 2, 0, 32) and cache.keys(0).dtype == torch.bfloat16
     assert [(layer, name) for layer, name, _ in cache.tensors()] == [(i, n) for i in range(3) for n in ("key", "value")]
 
 
-def test_the_capacity_is_a_limit_and_nothing_is_written_beyond_it() -> None:
+def test_the_capacity_is_a_limit_and_nothing_is_written_beyond_it():
     cache = filled(5, capacity=6)
     before = cache_sha256(cache)
     with refused("capacity 6", "7"):
@@ -68,7 +67,7 @@ def test_the_capacity_is_a_limit_and_nothing_is_written_beyond_it() -> None:
         torch.zeros(2, 2, 1, 1, dtype=torch.bfloat16),
     ],
 )
-def test_another_dtype_or_shape_is_refused_not_converted_or_spread(new: torch.Tensor) -> None:
+def test_another_dtype_or_shape_is_refused_not_converted_or_spread(new):
     good = torch.zeros(2, 2, 1, 4, dtype=torch.bfloat16)
     for pair, name in (((new, good), "keys"), ((good, new), "values")):
         cache = filled()
@@ -77,7 +76,7 @@ def test_another_dtype_or_shape_is_refused_not_converted_or_spread(new: torch.Te
         cache.append(0, good, good)
 
 
-def test_a_call_writes_every_layer_once_in_order_and_only_then_is_longer() -> None:
+def test_a_call_writes_every_layer_once_in_order_and_only_then_is_longer():
     one, two = (torch.ones(2, 2, count, 4, dtype=torch.bfloat16) for count in (1, 2))
     cache = filled(5, capacity=8)
     before = cache_sha256(cache)
@@ -95,7 +94,7 @@ def test_a_call_writes_every_layer_once_in_order_and_only_then_is_longer() -> No
     assert len(cache) == 6 and same_bits(cache.keys(1)[:, :, 5:], one)
 
 
-def test_views_follow_the_storage_and_slots_beyond_the_length_are_not_seen() -> None:
+def test_views_follow_the_storage_and_slots_beyond_the_length_are_not_seen():
     cache, other = filled(5, capacity=8), filled(5, capacity=6)
     assert cache.equals(other) and cache_sha256(cache) == cache_sha256(other)
     cache._keys[0][:, :, 5:] = float("nan")
@@ -106,7 +105,7 @@ def test_views_follow_the_storage_and_slots_beyond_the_length_are_not_seen() -> 
 
 
 @pytest.mark.parametrize("capacity", [None, 5, 20])
-def test_a_copy_is_equal_and_aliases_nothing(capacity: int | None) -> None:
+def test_a_copy_is_equal_and_aliases_nothing(capacity):
     cache = filled(5, capacity=8)
     copy = cache.copy(capacity)
     assert copy.equals(cache) and len(copy) == 5 and copy.capacity == (capacity or 5)
@@ -117,12 +116,12 @@ def test_a_copy_is_equal_and_aliases_nothing(capacity: int | None) -> None:
     assert cache_sha256(cache) == before != cache_sha256(copy)
 
 
-def test_a_copy_cannot_be_smaller_than_what_it_holds() -> None:
+def test_a_copy_cannot_be_smaller_than_what_it_holds():
     with refused("cache capacity", "5", "4"):
         filled(5).copy(4)
 
 
-def test_a_copy_with_room_goes_on_alone() -> None:
+def test_a_copy_with_room_goes_on_alone():
     cache = filled(5, capacity=5)
     copy = cache.copy(6)
     for layer in range(2):
@@ -131,7 +130,7 @@ def test_a_copy_with_room_goes_on_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_copies_that_differ_in_one_bit_are_named(dtype: torch.dtype) -> None:
+def test_copies_that_differ_in_one_bit_are_named(dtype):
     cache = filled(dtype=dtype)
     cache.require_equal_copies()
     flip_bit(cache.values(1), (1, 1, 4, 2))
@@ -144,7 +143,7 @@ def test_copies_that_differ_in_one_bit_are_named(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_value_that_is_not_finite_fails_the_row_and_is_named(value: float) -> None:
+def test_a_value_that_is_not_finite_fails_the_row_and_is_named(value):
     """pytorch/pytorch 137337 (case 17): bits may be equal, and the row fails all the same."""
     cache = filled()
     cache.require_finite()
@@ -154,7 +153,7 @@ def test_a_value_that_is_not_finite_fails_the_row_and_is_named(value: float) -> 
         cache.require_finite()
 
 
-def test_equality_is_of_bits_dtype_shape_and_layers() -> None:
+def test_equality_is_of_bits_dtype_shape_and_layers():
     cache = filled()
     assert cache.equals(filled()) and not cache.equals(filled(seed=1)) and not cache.equals(filled(4))
     assert not filled(dtype=torch.float16).equals(filled(dtype=torch.bfloat16))

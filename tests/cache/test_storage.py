@@ -14,21 +14,20 @@ from safetensors.torch import load_file, save_file
 from cache import Boundary, transplant
 from cache.isolation import disjoint
 from cache.storage import HEADER, Provenance, open_tensors
-from decode import Contract, greedy_suffix
+from decode import greedy_suffix
 from minimodel import InputError
 from minimodel.bits import same_bits
-from tests.conftest import Three
 from tests.helpers import flip_bit, refused
 
 
 @pytest.fixture
-def provenance(three: Three, tiny_directory: Path) -> Provenance:
+def provenance(three, tiny_directory):
     three.model.numeric.apply()
     return Provenance.here(tiny_directory, three.model.numeric)
 
 
 @pytest.fixture
-def saved(three: Three, provenance: Provenance, tmp_path: Path) -> dict[str, Path]:
+def saved(three, provenance, tmp_path):
     paths = {}
     for name in ("live", "incremental", "prefill"):
         paths[name] = tmp_path / f"{name}.safetensors"
@@ -46,9 +45,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor
     return path
 
 
-def test_every_bit_and_the_whole_state_come_back(
-    three: Three, saved: dict[str, Path], provenance: Provenance, contract: Contract
-) -> None:
+def test_every_bit_and_the_whole_state_come_back(three, saved, provenance, contract):
     for name, path in saved.items():
         original, loaded = getattr(three, name), Boundary.load(path, contract, provenance)
         assert loaded.construction == name and loaded.state == original.state and loaded.margins == original.margins
@@ -57,9 +54,7 @@ def test_every_bit_and_the_whole_state_come_back(
         assert disjoint(loaded.tensors(), original.tensors())
 
 
-def test_a_loaded_boundary_continues_and_transplants_like_the_original(
-    three: Three, saved: dict[str, Path], provenance: Provenance, contract: Contract
-) -> None:
+def test_a_loaded_boundary_continues_and_transplants_like_the_original(three, saved, provenance, contract):
     live, prefill = (Boundary.load(saved[name], contract, provenance) for name in ("live", "prefill"))
     assert greedy_suffix(three.model, live) == greedy_suffix(three.model, three.live)
     assert greedy_suffix(three.model, live.replica()) == greedy_suffix(three.model, three.live)
@@ -68,9 +63,7 @@ def test_a_loaded_boundary_continues_and_transplants_like_the_original(
     assert greedy_suffix(three.model, swapped) == greedy_suffix(three.model, expected)
 
 
-def test_negative_zero_and_every_exponent_survive(
-    three: Three, provenance: Provenance, contract: Contract, tmp_path: Path
-) -> None:
+def test_negative_zero_and_every_exponent_survive(three, provenance, contract, tmp_path):
     cache = three.live.cache.copy()
     cache.values(1)[:, :, 3] = -0.0
     cache.keys(0)[:, :, 0] = torch.finfo(cache.keys(0).dtype).tiny / 4  # subnormal
@@ -79,15 +72,13 @@ def test_negative_zero_and_every_exponent_survive(
     assert loaded.cache.equals(cache) and not loaded.cache.equals(three.live.cache)
 
 
-def test_saving_twice_writes_the_same_bytes(
-    three: Three, saved: dict[str, Path], provenance: Provenance, tmp_path: Path
-) -> None:
+def test_saving_twice_writes_the_same_bytes(three, saved, provenance, tmp_path):
     three.live.save(tmp_path / "again.safetensors", provenance, "row 1")
     assert (tmp_path / "again.safetensors").read_bytes() == saved["live"].read_bytes()
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_one_changed_byte_is_found(saved: dict[str, Path], provenance: Provenance, contract: Contract) -> None:
+def test_one_changed_byte_is_found(saved, provenance, contract):
     data = bytearray(saved["live"].read_bytes())
     data[-7] ^= 1
     saved["live"].write_bytes(data)
@@ -98,9 +89,7 @@ def test_one_changed_byte_is_found(saved: dict[str, Path], provenance: Provenanc
         Boundary.load(saved["prefill"], contract, provenance)
 
 
-def test_another_checkpoint_contract_or_numeric_contract_is_refused(
-    saved: dict[str, Path], provenance: Provenance, contract: Contract
-) -> None:
+def test_another_checkpoint_contract_or_numeric_contract_is_refused(saved, provenance, contract):
     other = replace(provenance, checkpoint={**provenance.checkpoint, "model.safetensors": "0" * 64})
     with refused("checkpoint model.safetensors"):
         Boundary.load(saved["live"], contract, other)
@@ -128,25 +117,19 @@ def test_another_checkpoint_contract_or_numeric_contract_is_refused(
         (lambda _, tensors: flip_bit(tensors["layers.2.value"], (0, 0, 0, 0)), ("layers.2.value",)),
     ],
 )
-def test_headers_that_do_not_fit_are_refused(
-    saved: dict[str, Path], provenance: Provenance, contract: Contract, change: Any, parts: tuple[str, ...]
-) -> None:
+def test_headers_that_do_not_fit_are_refused(saved, provenance, contract, change, parts):
     with refused(*parts):
         Boundary.load(rewrite(saved["live"], change), contract, provenance)
 
 
-def test_files_that_are_no_boundary(
-    tmp_path: Path, tiny_directory: Path, provenance: Provenance, contract: Contract
-) -> None:
+def test_files_that_are_no_boundary(tmp_path, tiny_directory, provenance, contract):
     with refused("model.safetensors", "no header of this project"):
         Boundary.load(tiny_directory / "model.safetensors", contract, provenance)
     with refused("found nothing"):
         Boundary.load(tmp_path / "none", contract, provenance)
 
 
-def test_copies_that_differ_are_not_loaded(
-    three: Three, provenance: Provenance, contract: Contract, tmp_path: Path
-) -> None:
+def test_copies_that_differ_are_not_loaded(three, provenance, contract, tmp_path):
     cache = three.live.cache.copy()
     flip_bit(cache.keys(1), (1, 0, 2, 3))
     replace(three.live, cache=cache).save(tmp_path / "b.safetensors", provenance)
@@ -154,13 +137,13 @@ def test_copies_that_differ_are_not_loaded(
         Boundary.load(tmp_path / "b.safetensors", contract, provenance)
 
 
-def test_a_provenance_is_read_under_its_own_settings(tiny_directory: Path, three: Three, fresh_threads: None) -> None:
+def test_a_provenance_is_read_under_its_own_settings(tiny_directory, three, fresh_threads):
     torch.set_num_threads(three.model.numeric.threads + 1)
     with pytest.raises(InputError, match="threads"):
         Provenance.here(tiny_directory, three.model.numeric)
 
 
-def test_the_header_says_what_the_file_is(saved: dict[str, Path]) -> None:
+def test_the_header_says_what_the_file_is(saved):
     stored = open_tensors(saved["prefill"], "stage-replay-boundary-v1")
     assert stored.header["source"] == "stage-replay" and stored.header["row"] == "row 1"
     assert stored.header["environment"]["torch"] and stored.header["numeric"]["attention"] == "repeat_kv"

@@ -10,19 +10,18 @@ import torch
 from cache import Boundary, KVCache, build_prefill, transplant
 from cache.isolation import disjoint
 from cache.transplant import whole_transplant_holds
-from decode import Contract, RowFailure, State, greedy_suffix
+from decode import RowFailure, State, greedy_suffix
 from minimodel.bits import same_bits
-from tests.conftest import Three
 from tests.helpers import flip_bit, random_tensor, refused
 
 
 @pytest.fixture
-def recipient(three: Three) -> Boundary:
+def recipient(three):
     return three.prefill
 
 
 @pytest.fixture
-def donor(three: Three) -> Boundary:
+def donor(three):
     """The same prefix with every K/V element moved, so that each place tells whose it is. Copies stay equal."""
     cache = three.incremental.cache.copy()
     for index, (_, _, tensor) in enumerate(cache.tensors()):
@@ -42,7 +41,7 @@ def expected(recipient: Boundary, donor: Boundary, chosen: Callable[[int, str, i
     return cache
 
 
-CHOICES: dict[str, tuple[dict[str, Any], Callable[[int, str, int, int], bool]]] = {
+CHOICES = {
     "whole": ({}, lambda layer, name, position, head: True),
     "keys": ({"tensors": "k"}, lambda layer, name, position, head: name == "key"),
     "values": ({"tensors": "v"}, lambda layer, name, position, head: name == "value"),
@@ -60,7 +59,7 @@ CHOICES: dict[str, tuple[dict[str, Any], Callable[[int, str, int, int], bool]]] 
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_exactly_the_chosen_places_are_the_donors(recipient: Boundary, donor: Boundary, choice: str) -> None:
+def test_exactly_the_chosen_places_are_the_donors(recipient, donor, choice):
     options, chosen = CHOICES[choice]
     result = transplant(recipient, donor, **options)
     wanted = expected(recipient, donor, chosen)
@@ -74,14 +73,14 @@ def test_exactly_the_chosen_places_are_the_donors(recipient: Boundary, donor: Bo
     assert not result.cache.equals(wanted)
 
 
-def test_one_shot_iterables_serve(recipient: Boundary, donor: Boundary) -> None:
+def test_one_shot_iterables_serve(recipient, donor):
     result = transplant(
         recipient, donor, layers=(i for i in (0, 2)), positions=iter([3, 5]), heads=iter([0]), tensors="v"
     )
     assert result.cache.equals(expected(recipient, donor, CHOICES["all at once"][1]))
 
 
-def test_writing_one_of_the_three_leaves_the_others(recipient: Boundary, donor: Boundary) -> None:
+def test_writing_one_of_the_three_leaves_the_others(recipient, donor):
     result, mine, theirs = transplant(recipient, donor), recipient.cache.copy(), donor.cache.copy()
     with torch.inference_mode():
         for tensor in result.tensors():
@@ -89,7 +88,7 @@ def test_writing_one_of_the_three_leaves_the_others(recipient: Boundary, donor: 
     assert recipient.cache.equals(mine) and donor.cache.equals(theirs)
 
 
-def test_the_result_is_named_and_its_replica_is_a_copy(three: Three) -> None:
+def test_the_result_is_named_and_its_replica_is_a_copy(three):
     into_prefill = transplant(recipient=three.prefill, donor=three.incremental)
     into_incremental = transplant(recipient=three.incremental, donor=three.prefill)
     assert into_prefill.construction == "incremental_cache_into_prefill"
@@ -98,7 +97,7 @@ def test_the_result_is_named_and_its_replica_is_a_copy(three: Three) -> None:
     assert into_prefill.replica().cache.equals(three.incremental.cache), "a second call would give prefill's again"
 
 
-def test_a_swapped_cache_recovers_the_donors_suffix(three: Three, donor: Boundary) -> None:
+def test_a_swapped_cache_recovers_the_donors_suffix(three, donor):
     """Paper, section 4.4: with equal boundary argmax the trajectory follows the cache."""
     for recipient, giver in ((three.prefill, three.incremental), (three.incremental, three.prefill)):
         result = greedy_suffix(three.model, transplant(recipient=recipient, donor=giver))
@@ -111,14 +110,14 @@ def test_a_swapped_cache_recovers_the_donors_suffix(three: Three, donor: Boundar
     assert greedy_suffix(three.model, back) == greedy_suffix(three.model, three.prefill)
 
 
-def test_whole_transplant_holds_for_a_whole_one(recipient: Boundary, donor: Boundary) -> None:
+def test_whole_transplant_holds_for_a_whole_one(recipient, donor):
     assert whole_transplant_holds(transplant(recipient, donor), recipient, donor)
 
 
-def test_whole_transplant_holds_sees_one_wrong_thing(three: Three, recipient: Boundary, donor: Boundary) -> None:
+def test_whole_transplant_holds_sees_one_wrong_thing(three, recipient, donor):
     good = transplant(recipient, donor)
 
-    def spoiled(change: Callable[[Boundary], Boundary | None]) -> bool:
+    def spoiled(change):
         copy = replace(good, cache=good.cache.copy(), logits=good.logits.clone())
         return whole_transplant_holds(change(copy) or copy, recipient, donor)
 
@@ -156,14 +155,12 @@ def replace_record(boundary: Boundary) -> Any:
         ({"heads": [2]}, ("heads", "0 to 1", "2")),
     ],
 )
-def test_places_that_do_not_exist_are_refused(
-    recipient: Boundary, donor: Boundary, options: dict[str, Any], parts: tuple[str, ...]
-) -> None:
+def test_places_that_do_not_exist_are_refused(recipient, donor, options, parts):
     with refused("transplant", *parts):
         transplant(recipient, donor, **options)
 
 
-def test_another_prefix_record_or_geometry_is_refused(three: Three, contract: Contract) -> None:
+def test_another_prefix_record_or_geometry_is_refused(three, contract):
     tokens = list(three.live.state.tokens)
     tokens[1] = tokens[1] + 1
     other = build_prefill(three.model, State.from_tokens(contract, tokens))
@@ -188,7 +185,7 @@ def test_another_prefix_record_or_geometry_is_refused(three: Three, contract: Co
         transplant(three.prefill, replace(three.incremental, cache=shallow))
 
 
-def test_a_donor_whose_copies_differ_fails_the_row(recipient: Boundary, donor: Boundary) -> None:
+def test_a_donor_whose_copies_differ_fails_the_row(recipient, donor):
     flip_bit(donor.cache.keys(1), (1, 0, 4, 0))
     with pytest.raises(RowFailure, match="cache layer 1 key"):
         transplant(recipient, donor)

@@ -1,7 +1,5 @@
 """Several requests in one step: each has the bits, the record and the failure that it has alone."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ import decode.batched as batched
 from cache.build import incremental_steps, live_steps
 from decode import Contract, RowFailure, State
 from decode.batched import Job, best_two_each, in_flight
-from decode.greedy import Step, Steps, alone, best_two, suffix_steps
+from decode.greedy import Steps, alone, best_two, suffix_steps
 from decode.independence import together_here
 from minimodel import Decoder, load_model
 from tests.conftest import numeric
@@ -84,7 +82,7 @@ SLOW = [
 @pytest.mark.parametrize(
     ("dtype", "kernels"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]
 )
-def test_requests_have_the_bits_they_have_alone(tiny_directory: Path, dtype: str, kernels: str) -> None:
+def test_requests_have_the_bits_they_have_alone(tiny_directory, dtype, kernels):
     """As many in flight as the check allows, two fewer than there are: they meet at different lengths and blocks."""
     model = load_model(tiny_directory, numeric(dtype, kernels=kernels))
     asked = prompts(Contract.load(tiny_directory))
@@ -94,10 +92,10 @@ def test_requests_have_the_bits_they_have_alone(tiny_directory: Path, dtype: str
     assert all(same(found[number], alone(whole(model, prompt))) for number, prompt in enumerate(asked))
 
 
-def test_one_request_that_fails_closed_ends_alone(bf16: Decoder, contract: Contract) -> None:
+def test_one_request_that_fails_closed_ends_alone(bf16, contract):
     """NaN in one cache, half-way: its message is the one it has alone, the others keep their bits."""
 
-    def poisoned(prompt: State) -> Steps[Any]:
+    def poisoned(prompt):
         steps, count = whole(bf16, prompt), 0
         step = next(steps)
         while True:
@@ -120,11 +118,11 @@ def test_one_request_that_fails_closed_ends_alone(bf16: Decoder, contract: Contr
     assert all(same(found[n], alone(whole(bf16, asked[n]))) for n in found if n != 2)
 
 
-def test_the_next_enters_as_soon_as_one_ends(bf16: Decoder, contract: Contract) -> None:
+def test_the_next_enters_as_soon_as_one_ends(bf16, contract):
     """Never more than asked for in flight, never fewer while requests are left."""
     flying, begun, seen = 0, 0, []
 
-    def counted(prompt: State) -> Steps[Any]:
+    def counted(prompt):
         nonlocal flying, begun
         flying, begun = flying + 1, begun + 1
         made = yield from live_steps(bf16, prompt)
@@ -133,7 +131,7 @@ def test_the_next_enters_as_soon_as_one_ends(bf16: Decoder, contract: Contract) 
 
     real = batched.take_together
 
-    def watched(steps: list[Step], together: Decoder) -> Any:
+    def watched(steps, together):
         seen.append((len(steps), flying, begun))
         return real(steps, together)
 
@@ -144,18 +142,16 @@ def test_the_next_enters_as_soon_as_one_ends(bf16: Decoder, contract: Contract) 
     assert all(joined == 3 for joined, _, begun in seen if begun < len(prompts(contract)))
 
 
-def test_observed_steps_and_single_copies_are_taken_alone(
-    bf16: Decoder, contract: Contract, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[str] = []
+def test_observed_steps_and_single_copies_are_taken_alone(bf16, contract, monkeypatch):
+    names = []
     asked = prompts(contract)[:4]
-    requests: list[Steps[Any]] = [
+    requests = [
         live_steps(bf16, asked[0], observe=lambda name, tensor: names.append(name)),
         live_steps(bf16, asked[1], copies=1),
         live_steps(bf16, asked[2]),
         live_steps(bf16, asked[3]),
     ]
-    joined: list[int] = []
+    joined = []
     real = batched.take_together
     monkeypatch.setattr(
         batched, "take_together", lambda steps, together: joined.append(len(steps)) or real(steps, together)
@@ -167,8 +163,8 @@ def test_observed_steps_and_single_copies_are_taken_alone(
         assert found[number].cache.equals(expected.cache) and found[number].state == expected.state
 
 
-def test_what_is_no_row_failure_ends_all(bf16: Decoder, contract: Contract) -> None:
-    def broken(prompt: State) -> Steps[Any]:
+def test_what_is_no_row_failure_ends_all(bf16, contract):
+    def broken(prompt):
         yield from live_steps(bf16, prompt)
         raise KeyError("not a row's own failure")
 
@@ -186,7 +182,7 @@ SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.0, 3.5, float("inf"), float("-inf"
 
 @settings(max_examples=200)
 @given(st.lists(st.lists(SPECIAL, min_size=5, max_size=5), min_size=1, max_size=4), st.data())
-def test_choices_of_several_are_the_choices_of_each(values: list[list[float]], data: st.DataObject) -> None:
+def test_choices_of_several_are_the_choices_of_each(values, data):
     """Ties, signed zeros, infinities, NaN, copies that differ in one bit, few eligible ids."""
     logits = logits_of(values)
     flags = st.lists(st.booleans(), min_size=5, max_size=5).filter(any)
@@ -201,10 +197,10 @@ def test_choices_of_several_are_the_choices_of_each(values: list[list[float]], d
             assert isinstance(choice, RowFailure) and str(choice) == str(failure)
 
 
-def test_jobs_are_drawn_when_a_place_is_free(bf16: Decoder, contract: Contract) -> None:
-    drawn: list[int] = []
+def test_jobs_are_drawn_when_a_place_is_free(bf16, contract):
+    drawn = []
 
-    def jobs() -> Iterator[Job]:
+    def jobs():
         for number, prompt in enumerate(prompts(contract)):
             drawn.append(number)
             yield Job(number, live_steps(bf16, prompt), Clock())

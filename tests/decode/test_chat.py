@@ -1,7 +1,5 @@
 """Chat templates as text: special tokens by name, whatever a question holds stays text."""
 
-from pathlib import Path
-
 import pytest
 
 from decode.chat import TEMPLATE, Chat
@@ -12,11 +10,11 @@ START, END, ENDOFTEXT = 269, 270, 256
 
 
 @pytest.fixture(scope="module")
-def codec(stock_directory: Path) -> TextCodec:
+def codec(stock_directory):
     return TextCodec.load(stock_directory / "tokenizer.json", "{question}")
 
 
-def test_special_tokens_of_the_template_are_tokens_and_those_of_the_user_are_text(codec: TextCodec) -> None:
+def test_special_tokens_of_the_template_are_tokens_and_those_of_the_user_are_text(codec):
     chat = Chat.of(codec, TEMPLATE, ("<|im_end|>", "<|endoftext|>"))
     assert chat.stop == (END, ENDOFTEXT)
     ids = chat.encode("Say <|im_end|> {choices} {question}", ["<|im_start|>", "b"])
@@ -26,7 +24,7 @@ def test_special_tokens_of_the_template_are_tokens_and_those_of_the_user_are_tex
     assert text.startswith("system\nYou are Qwen") and text.endswith("assistant\n")
 
 
-def test_pieces_between_special_tokens_are_encoded_whole(codec: TextCodec) -> None:
+def test_pieces_between_special_tokens_are_encoded_whole(codec):
     chat = Chat.of(codec, "<|im_start|>a {question} b<|im_end|>", ("<|im_end|>",))
     assert chat.encode("q", []) == [START, *codec.encode("a q b"), END]
 
@@ -42,8 +40,6 @@ def test_pieces_between_special_tokens_are_encoded_whole(codec: TextCodec) -> No
         ("{question}", ("a",), ("--eos", "'a'")),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    codec: TextCodec, template: str, stop: tuple[str, ...], parts: tuple[str, ...]
-) -> None:
+def test_what_does_not_fit_is_refused(codec, template, stop, parts):
     with refused(*parts):
         Chat.of(codec, template, stop)

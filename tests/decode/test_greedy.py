@@ -1,7 +1,5 @@
 """The greedy choice: ties, eligibility, margins, and copies that must agree."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from cache import build_live
 from decode import Contract, RowFailure, State, greedy_suffix
 from decode.greedy import choose
-from minimodel import Decoder, load_model
+from minimodel import load_model
 from tests.conftest import numeric
 from tests.helpers import flip_bit, random_tensor, refused
 from tests.tiny import TASK, write_checkpoint
@@ -25,7 +23,7 @@ def copies(row: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("vocab_size", [12, 64, 288, 32769, 151936])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_ties_go_to_the_lowest_id(dtype: torch.dtype, vocab_size: int, threads: int) -> None:
+def test_ties_go_to_the_lowest_id(dtype, vocab_size, threads):
     """pytorch/pytorch 22853, 41998 (case 3): the same top logit at ids 5, 9 and last."""
     numeric("bf16", threads=threads).apply()
     row = random_tensor(vocab_size, dtype=dtype).clamp(max=4)
@@ -38,12 +36,12 @@ def test_ties_go_to_the_lowest_id(dtype: torch.dtype, vocab_size: int, threads: 
     assert choose(copies(row), everything) == (vocab_size - 1, 0.25), "the control: no tie"
 
 
-def test_zeros_of_two_signs_are_a_tie() -> None:
+def test_zeros_of_two_signs_are_a_tie():
     row = torch.tensor([-1.0, -0.0, 0.0])
     assert choose(copies(row), torch.ones(3, dtype=torch.bool)) == (1, 0.0)
 
 
-def test_the_padded_vocabulary_is_never_chosen() -> None:
+def test_the_padded_vocabulary_is_never_chosen():
     """QwenLM/Qwen3 1247 (case 14): eligibility applies before the tie rule."""
     row = random_tensor(151936, dtype=torch.bfloat16).clamp(max=3)
     row[151700], row[[40, 80]] = 9.0, 5.0
@@ -54,7 +52,7 @@ def test_the_padded_vocabulary_is_never_chosen() -> None:
     assert choose(copies(row), eligible)[0] == 151664
 
 
-def test_a_model_whose_padded_rows_are_the_best_never_says_them(tmp_path: Path) -> None:
+def test_a_model_whose_padded_rows_are_the_best_never_says_them(tmp_path):
     directory = write_checkpoint(tmp_path / "padded")
     tensors = load_file(directory / "model.safetensors")
     padded = range(269, 287)  # pairs of opposite rows in nine directions: no hidden state is orthogonal to all of them
@@ -63,15 +61,15 @@ def test_a_model_whose_padded_rows_are_the_best_never_says_them(tmp_path: Path) 
         tensors["lm_head.weight"][row + 1] = -tensors["lm_head.weight"][row]
     save_file(tensors, directory / "model.safetensors")
     model, contract = load_model(directory, numeric("bf16")), Contract.load(directory)
-    best: list[int] = []
+    best = []
     own = model.logits
 
-    def logits(hidden: torch.Tensor, observe: object = None) -> torch.Tensor:
+    def logits(hidden, observe=None):
         out = own(hidden)
         best.append(int(out[0, -1].argmax()))
         return out
 
-    model.logits = logits  # type: ignore[method-assign, assignment]
+    model.logits = logits
     live = build_live(model, State.prompt(contract, TASK["question"], TASK["choices"]))
     suffix = greedy_suffix(model, live)
     assert set(best) <= set(padded), "the control: the padded rows are the best at every step"
@@ -79,7 +77,7 @@ def test_a_model_whose_padded_rows_are_the_best_never_says_them(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_margin_is_the_exact_difference_of_the_two_best(dtype: torch.dtype) -> None:
+def test_margin_is_the_exact_difference_of_the_two_best(dtype):
     for seed in range(20):
         row, eligible = random_tensor(300, dtype=dtype, seed=seed), random_tensor(300, seed=seed + 100) > 0
         values = np.where(eligible.numpy(), row.double().numpy(), -np.inf)
@@ -90,7 +88,7 @@ def test_margin_is_the_exact_difference_of_the_two_best(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_logits_that_are_not_finite_fail_the_row(value: float, dtype: torch.dtype) -> None:
+def test_logits_that_are_not_finite_fail_the_row(value, dtype):
     """Also where no eligible token stands: pytorch/pytorch 137337 (case 17)."""
     row, eligible = random_tensor(300, dtype=dtype), torch.arange(300) < 200
     choose(copies(row), eligible)
@@ -102,7 +100,7 @@ def test_logits_that_are_not_finite_fail_the_row(value: float, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_copies_that_differ_in_one_bit_fail_the_row(dtype: torch.dtype) -> None:
+def test_copies_that_differ_in_one_bit_fail_the_row(dtype):
     eligible = torch.ones(300, dtype=torch.bool)
     for count, copy in ((2, 1), (2, 0), (3, 2), (3, 1)):
         logits = random_tensor(300, dtype=dtype)[None].repeat(count, 1)
@@ -117,7 +115,7 @@ def test_copies_that_differ_in_one_bit_fail_the_row(dtype: torch.dtype) -> None:
     assert choose(random_tensor(1, 300, dtype=dtype), eligible)[0] >= 0, "one copy has nothing to agree with"
 
 
-def test_a_choice_without_anything_eligible_is_refused() -> None:
+def test_a_choice_without_anything_eligible_is_refused():
     row = random_tensor(300)
     only = torch.arange(300) == 7
     assert choose(copies(row), only)[0] == 7, "the control: one id is enough"
@@ -129,14 +127,14 @@ def test_a_choice_without_anything_eligible_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("at", "place"), [(4, "block branch_1, step 4"), (30, "block")])
-def test_a_failing_logit_names_its_block_and_step(bf16: Decoder, prompt: State, at: int, place: str) -> None:
+def test_a_failing_logit_names_its_block_and_step(bf16, prompt, at, place):
     own, calls = bf16.logits, iter(range(1, 1000))
 
-    def poisoned(hidden: torch.Tensor, observe: object = None) -> torch.Tensor:
+    def poisoned(hidden, observe=None):
         out = own(hidden)
         return out * float("nan") if next(calls) == at else out
 
-    bf16.logits = poisoned  # type: ignore[method-assign, assignment]
+    bf16.logits = poisoned
     try:
         with pytest.raises(RowFailure, match=rf"{place}.*, slot \d+: logits: expected finite values, found NaN"):
             build_live(bf16, prompt)

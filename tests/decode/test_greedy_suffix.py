@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cache import build_live, build_prefill
-from decode import Contract, RowFailure, State, Suffix, greedy_suffix
+from decode import Contract, RowFailure, State, greedy_suffix
 from minimodel import load_model
-from tests.conftest import Three, numeric
+from tests.conftest import numeric
 from tests.helpers import flip_bit, refused
 from tests.tiny import TASK, write_checkpoint
 
@@ -23,7 +23,7 @@ class Watched:
         self.model = load_model(directory, numeric(dtype))
         self.rows: list[torch.Tensor] = []
         self._own = self.model.logits
-        self.model.logits = self._logits  # type: ignore[method-assign, assignment]
+        self.model.logits = self._logits
 
     def _logits(self, hidden: torch.Tensor, observe: object = None) -> torch.Tensor:
         out = self._own(hidden)
@@ -41,9 +41,7 @@ def direct(contract: Contract, row: torch.Tensor, role: int) -> tuple[int, float
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_forced_tokens_take_no_logits_and_margins_are_those_of_the_logits(
-    tiny_directory: Path, contract: Contract, prompt: State, dtype: str
-) -> None:
+def test_forced_tokens_take_no_logits_and_margins_are_those_of_the_logits(tiny_directory, contract, prompt, dtype):
     watched = Watched(tiny_directory, dtype)
     live = build_live(watched.model, prompt)
     generated = list(zip(live.state.tokens[len(prompt) :], live.state.roles[len(prompt) :], live.margins))
@@ -71,7 +69,7 @@ def at_cap(contract: Contract, generated: list[tuple[int, int, float | None]], t
     return token == contract.close_ids[role] and content == contract.caps[role]
 
 
-def test_a_suffix_is_the_rest_of_the_contract(three: Three, contract: Contract) -> None:
+def test_a_suffix_is_the_rest_of_the_contract(three, contract):
     suffix = greedy_suffix(three.model, three.live)
     whole = State.from_tokens(contract, three.live.state.tokens + suffix.tokens)
     assert whole.structure.done and len(suffix.margins) == len(suffix.tokens)
@@ -87,14 +85,14 @@ def test_a_suffix_is_the_rest_of_the_contract(three: Three, contract: Contract) 
     json.dumps(suffix.margins, allow_nan=False)
 
 
-def test_the_same_boundary_gives_the_same_suffix(three: Three) -> None:
+def test_the_same_boundary_gives_the_same_suffix(three):
     first, second = (greedy_suffix(three.model, three.live) for _ in range(2))
     assert first == second
 
 
-def test_a_suffix_that_other_tokens_led_to_has_another_functional_digest(three: Three) -> None:
+def test_a_suffix_that_other_tokens_led_to_has_another_functional_digest(three):
     """The functional digest covers every token, role, position and mask row that was fed."""
-    suffix: Suffix = greedy_suffix(three.model, three.live)
+    suffix = greedy_suffix(three.model, three.live)
     assert suffix.functional_sha256 == greedy_suffix(three.model, three.incremental).functional_sha256
     logits = three.live.logits.clone()
     logits[:, suffix.tokens[0]] -= 100
@@ -103,7 +101,7 @@ def test_a_suffix_that_other_tokens_led_to_has_another_functional_digest(three: 
 
 
 @pytest.mark.parametrize("layer", [0, 2])
-def test_cache_copies_that_differ_in_one_bit_fail_the_row(three: Three, layer: int) -> None:
+def test_cache_copies_that_differ_in_one_bit_fail_the_row(three, layer):
     cache = three.live.cache.copy()
     greedy_suffix(three.model, replace(three.live, cache=cache))
     flip_bit(cache.values(layer), (1, 0, 3, 5))
@@ -111,14 +109,14 @@ def test_cache_copies_that_differ_in_one_bit_fail_the_row(three: Three, layer: i
         greedy_suffix(three.model, replace(three.live, cache=cache))
 
 
-def test_boundary_logits_that_differ_between_copies_fail_the_row(three: Three) -> None:
+def test_boundary_logits_that_differ_between_copies_fail_the_row(three):
     logits = three.live.logits.clone()
     flip_bit(logits, (1, 280))
     with pytest.raises(RowFailure, match="copies differ"):
         greedy_suffix(three.model, replace(three.live, logits=logits))
 
 
-def test_another_checkpoints_role_rules_are_refused(three: Three, tmp_path: Path) -> None:
+def test_another_checkpoints_role_rules_are_refused(three, tmp_path):
     other = Contract.load(write_checkpoint(tmp_path / "other", contract={"visibility": [[1] * 6] * 6}))
     state = State.from_tokens(other, three.live.state.tokens)
     with refused("role rules"):
@@ -127,7 +125,7 @@ def test_another_checkpoints_role_rules_are_refused(three: Three, tmp_path: Path
         build_prefill(three.model, state)
 
 
-def test_a_context_beyond_the_models_limit_is_refused(tmp_path: Path) -> None:
+def test_a_context_beyond_the_models_limit_is_refused(tmp_path):
     directory = write_checkpoint(tmp_path / "short", config={"max_position_embeddings": 80})
     model, contract = load_model(directory, numeric("bf16")), Contract.load(directory)
     with refused("max_position_embeddings", "80"):

@@ -1,7 +1,5 @@
 """The functional record: an injective digest of what entered the decoder, taken from the tensors of each call."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,22 +7,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cache import build_incremental, build_live, build_prefill
-from decode import Contract, State, greedy_suffix
+from decode import State, greedy_suffix
 from decode.record import PENDING, FunctionalRecord, derived_sha256
-from minimodel import Decoder
 from minimodel.roles import VISIBILITY, attention_mask
-from tests.conftest import Three
 from tests.faulty import entering
 
 Entry = tuple[int, int, int, list[bool]]
-ENTRIES: list[Entry] = [(257, 0, 0, [True]), (10, 0, 1, [True, True]), (12, 4, 2, [True, False, True])]
+ENTRIES = [(257, 0, 0, [True]), (10, 0, 1, [True, True]), (12, 4, 2, [True, False, True])]
 
 
 def call(entry: Entry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One call of one token, in two copies."""
     token, role, position, visible = entry
     row = torch.tensor(visible, dtype=torch.bool).expand(2, 1, 1, -1)
-    return *(torch.full((2, 1), value) for value in (token, role, position)), row  # type: ignore[return-value]
+    return *(torch.full((2, 1), value) for value in (token, role, position)), row
 
 
 def digest(entries: list[Entry]) -> str:
@@ -35,7 +31,7 @@ def digest(entries: list[Entry]) -> str:
     return record.sha256()
 
 
-def test_each_part_of_each_entry_counts() -> None:
+def test_each_part_of_each_entry_counts():
     changed = [
         [ENTRIES[0], (11, 0, 1, [True, True]), ENTRIES[2]],
         [ENTRIES[0], (10, 1, 1, [True, True]), ENTRIES[2]],
@@ -58,12 +54,12 @@ entries = st.lists(
 
 
 @given(left=entries, right=entries)
-def test_digests_are_equal_exactly_for_equal_entries(left: list[Entry], right: list[Entry]) -> None:
+def test_digests_are_equal_exactly_for_equal_entries(left, right):
     assert (digest(left) == digest(right)) == (left == right)
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_another_copy_given_anything_else_is_seen_whatever_the_first_was_given(part: int) -> None:
+def test_another_copy_given_anything_else_is_seen_whatever_the_first_was_given(part):
     record, right = FunctionalRecord(), FunctionalRecord()
     for index, entry in enumerate(ENTRIES):
         given = [tensor.clone() for tensor in call(entry)]
@@ -75,7 +71,7 @@ def test_another_copy_given_anything_else_is_seen_whatever_the_first_was_given(p
     assert record.sha256() == right.sha256() and not record.copy().synchronised
 
 
-def test_tensors_written_after_the_call_do_not_reach_the_record() -> None:
+def test_tensors_written_after_the_call_do_not_reach_the_record():
     record = FunctionalRecord()
     for entry in ENTRIES:
         given = [tensor.clone() for tensor in call(entry)]
@@ -85,7 +81,7 @@ def test_tensors_written_after_the_call_do_not_reach_the_record() -> None:
     assert record.sha256() == digest(ENTRIES)
 
 
-def test_one_call_of_many_tokens_is_their_calls_one_by_one() -> None:
+def test_one_call_of_many_tokens_is_their_calls_one_by_one():
     """Through more calls than are held before they are hashed; a row that sees a later slot is none of them."""
     length = 2 * PENDING + 3
     tokens, roles = torch.arange(length).expand(2, -1), torch.zeros(2, length, dtype=torch.int64)
@@ -103,7 +99,7 @@ def test_one_call_of_many_tokens_is_their_calls_one_by_one() -> None:
     assert ahead.sha256() != one.sha256()
 
 
-def test_no_roles_and_no_mask_are_a_history_of_its_own() -> None:
+def test_no_roles_and_no_mask_are_a_history_of_its_own():
     tokens, mask = torch.tensor([[5, 6, 7]]), torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
     digests = []
     for roles, rows in ((None, None), (None, mask), (torch.zeros_like(tokens), mask)):
@@ -113,7 +109,7 @@ def test_no_roles_and_no_mask_are_a_history_of_its_own() -> None:
     assert digests[0] == digests[1] != digests[2], "no mask is the plain causal one; no role is not role 0"
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_a_copy_goes_its_own_way():
     record = FunctionalRecord()
     record.enter(*call(ENTRIES[0]))
     before, other = record.sha256(), record.copy()
@@ -121,7 +117,7 @@ def test_a_copy_goes_its_own_way() -> None:
     assert record.sha256() == before != other.sha256() and (record.length, other.length) == (1, 2)
 
 
-def test_every_construction_fills_the_record_that_its_tokens_call_for(three: Three, contract: Contract) -> None:
+def test_every_construction_fills_the_record_that_its_tokens_call_for(three, contract):
     state = three.live.state
     digests = {boundary.record.sha256() for boundary in (three.live, three.incremental, three.prefill)}
     mask = attention_mask(torch.tensor([state.roles]), torch.tensor([state.roles]))[0, 0].tolist()
@@ -132,7 +128,7 @@ def test_every_construction_fills_the_record_that_its_tokens_call_for(three: Thr
     assert derived_sha256(contract, [*state.tokens, contract.open_ids[0]]) is None, "not allowed by the contract"
 
 
-BUILDS: dict[str, Callable[[Decoder, State, State], object]] = {
+BUILDS = {
     "live": lambda model, prompt, state: build_live(model, prompt),
     "incremental": lambda model, prompt, state: build_incremental(model, state),
     "prefill": lambda model, prompt, state: build_prefill(model, state),
@@ -142,23 +138,21 @@ BUILDS: dict[str, Callable[[Decoder, State, State], object]] = {
 
 @pytest.mark.parametrize("part", ["token", "role", "position", "mask"])
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_fault_at_the_decoders_entry_is_in_the_record(
-    bf16: Decoder, prompt: State, three: Three, contract: Contract, name: str, part: str
-) -> None:
+def test_a_fault_at_the_decoders_entry_is_in_the_record(bf16, prompt, three, contract, name, part):
     """In both copies alike, so that nothing else notices."""
     bf16.numeric.apply()
     state = State.from_tokens(contract, build_live(bf16, prompt).state.tokens)
     with entering(bf16, part, slot=20):
         faulty = BUILDS[name](bf16, prompt, state)
     right = BUILDS[name](bf16, prompt, state)
-    assert right.record.sha256() == derived_sha256(contract, right.state.tokens)  # type: ignore[attr-defined]
-    assert faulty.record.sha256() != derived_sha256(contract, faulty.state.tokens)  # type: ignore[attr-defined]
-    assert faulty.record.synchronised  # type: ignore[attr-defined]
+    assert right.record.sha256() == derived_sha256(contract, right.state.tokens)
+    assert faulty.record.sha256() != derived_sha256(contract, faulty.state.tokens)
+    assert faulty.record.synchronised
 
 
 @pytest.mark.parametrize("part", ["token", "role", "position", "mask"])
-def test_a_fault_in_a_suffix_is_in_its_record(three: Three, contract: Contract, part: str) -> None:
-    def holds() -> bool:
+def test_a_fault_in_a_suffix_is_in_its_record(three, contract, part):
+    def holds():
         suffix = greedy_suffix(three.model, three.live)
         return suffix.functional_sha256 == derived_sha256(contract, (*three.live.state.tokens, *suffix.tokens))
 

@@ -4,18 +4,16 @@ import torch
 
 from cache import KVCache
 from decode.stepper import Stepper
-from minimodel import Decoder
 from minimodel.roles import attention_mask
-from tests.conftest import Three
 from tests.helpers import refused
 
 
-def test_a_step_shows_the_decoder_its_mask_row_position_and_role(three: Three) -> None:
+def test_a_step_shows_the_decoder_its_mask_row_position_and_role(three):
     """What a hand-written step passes gives the stepper's bits; another position, role or mask row gives others."""
     model, state, seen = three.model, three.live.state, three.incremental.cache
     last = len(state) - 1
 
-    def step(position: int, role: int, hidden_slot: int | None) -> torch.Tensor:
+    def step(position, role, hidden_slot):
         cache = KVCache.for_model(model, 2, len(state))
         for layer in range(cache.layers):
             cache.append(layer, seen.keys(layer)[:, :, :last], seen.values(layer)[:, :, :last])
@@ -32,7 +30,7 @@ def test_a_step_shows_the_decoder_its_mask_row_position_and_role(three: Three) -
                 cache,
             )
 
-    def logits(hidden: torch.Tensor) -> torch.Tensor:
+    def logits(hidden):
         with torch.inference_mode():
             return model.logits(hidden)[:, 0]
 
@@ -41,6 +39,6 @@ def test_a_step_shows_the_decoder_its_mask_row_position_and_role(three: Three) -
         assert not torch.equal(logits(other), three.incremental.logits)
 
 
-def test_a_stepper_refuses_more_tokens_than_the_model_has_positions(bf16: Decoder) -> None:
+def test_a_stepper_refuses_more_tokens_than_the_model_has_positions(bf16):
     with refused("max_position_embeddings", "1024", "1025"):
         Stepper(bf16, KVCache.for_model(bf16, 2, 4), 2, 1025)

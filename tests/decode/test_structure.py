@@ -41,14 +41,14 @@ def eligible_here(contract: Contract, structure: Structure) -> set[int]:
     return set(contract.eligible[structure.block].nonzero().flatten().tolist())
 
 
-def test_the_grammar_itself() -> None:
+def test_the_grammar_itself():
     assert PREFIX.fullmatch("AxxaBbCcDdEeFf") and PREFIX.fullmatch("") and PREFIX.fullmatch("Ax")
     for word in ("B", "AA", "AaC", "AaBc", "AaB" + "x" * 11, "AxxaBbCcDdEeFfx", "AaB!", "AaBbx"):
         assert not PREFIX.fullmatch(word), word
 
 
 @given(seed=st.integers(0, 1 << 32), greed=st.sampled_from([0.3, 0.9, 1.0]))
-def test_random_walks_meet_the_grammar_at_every_step(contract: Contract, seed: int, greed: float) -> None:
+def test_random_walks_meet_the_grammar_at_every_step(contract, seed, greed):
     """Also: at the caps only closing, between blocks only the next opening, after the answer nothing.
 
     `greed`: how often a walk stays inside a block that may go on; at 1.0 it runs into every cap.
@@ -73,9 +73,7 @@ def test_random_walks_meet_the_grammar_at_every_step(contract: Contract, seed: i
 
 
 @given(tokens=st.lists(st.integers(0, CONFIG["vocab_size"] - 1), max_size=12), cut=st.integers(0, 60))
-def test_any_list_of_tokens_is_a_state_exactly_when_the_grammar_says_so(
-    contract: Contract, tokens: list[int], cut: int
-) -> None:
+def test_any_list_of_tokens_is_a_state_exactly_when_the_grammar_says_so(contract, tokens, cut):
     whole = [
         257,
         1,
@@ -99,7 +97,7 @@ def test_any_list_of_tokens_is_a_state_exactly_when_the_grammar_says_so(
 
 
 @pytest.mark.parametrize("role", range(1, NUM_ROLES))
-def test_at_the_cap_only_the_closing_delimiter_remains(contract: Contract, role: int) -> None:
+def test_at_the_cap_only_the_closing_delimiter_remains(contract, role):
     cap = contract.caps[role]
     assert cap is not None
     assert forced(contract, Structure(role, True, cap - 1)) is None
@@ -108,7 +106,7 @@ def test_at_the_cap_only_the_closing_delimiter_remains(contract: Contract, role:
         advance(contract, Structure(role, True, cap), 5)
 
 
-def test_the_prompt_has_no_cap_and_the_boundary_is_one_place(contract: Contract) -> None:
+def test_the_prompt_has_no_cap_and_the_boundary_is_one_place(contract):
     assert forced(contract, Structure(0, True, 1 << 30)) is None
     assert Structure(4, True, 0).at_boundary
     others = [Structure(4, False, 0), Structure(4, True, 1), Structure(3, True, 0), Structure(5, True, 0), Structure(6)]

@@ -44,7 +44,7 @@ class UnderTest:
 
 
 @pytest.fixture(scope="session", params=["cpu", "cuda"])
-def here(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> UnderTest:
+def here(request, tmp_path_factory):
     """The device under test; CUDA is skipped with its reason where there is none."""
     if request.param == "cuda":
         if not torch.cuda.is_available():

@@ -6,7 +6,6 @@ from cache import build_incremental, build_live, build_prefill
 from minimodel.bits import same_bits
 from minimodel.errors import InputError
 from minimodel.load import load_model
-from tests.device.conftest import UnderTest
 from tests.helpers import flip_bit
 
 DTYPES = ["bf16", "fp16", "fp32"]
@@ -14,7 +13,7 @@ DTYPES = ["bf16", "fp16", "fp32"]
 
 @pytest.mark.parametrize("kernels", ["repeat_kv", "packed_gqa", "eager/plain"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_copies_and_replicas_keep_equal_bits(here: UnderTest, dtype: str, kernels: str) -> None:
+def test_copies_and_replicas_keep_equal_bits(here, dtype, kernels):
     """A construction whose copies differ raises by itself; a second call on the same tokens has the same bits."""
     model = load_model(here.checkpoint, here.numeric(dtype, kernels))
     live = build_live(model, here.prompt())
@@ -28,7 +27,7 @@ def test_copies_and_replicas_keep_equal_bits(here: UnderTest, dtype: str, kernel
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_invariant_kernels_hold_or_are_refused_in_one_line(here: UnderTest, dtype: str) -> None:
+def test_invariant_kernels_hold_or_are_refused_in_one_line(here, dtype):
     numeric = here.numeric(dtype, "invariant")
     try:
         model = load_model(here.checkpoint, numeric)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.experiments.runs import call, ledger, summary_of
 
 
 @pytest.fixture(scope="module")
-def root(here: UnderTest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(here, tmp_path_factory):
     """The matrix, the fixed prefixes made from it, and the transplant made from those."""
     root = tmp_path_factory.mktemp(f"commands-{here.device}")
     tasks = ["--tasks", here.tasks]
@@ -30,27 +29,27 @@ def command(here: UnderTest, root: Path, name: str, *more: object) -> None:
     assert done.exit_code == 0, (done.output, done.stderr)
 
 
-def test_the_matrix_passes_every_gate(here: UnderTest, root: Path) -> None:
+def test_the_matrix_passes_every_gate(here, root):
     rows, summary = ledger(root / "runs/matrix-bf16"), summary_of(root / "runs/matrix-bf16")
     assert len(rows) == here.rows and all(row["passed"] for row in rows) and summary["passed"]
     [numeric] = json.loads((root / "runs/matrix-bf16/manifest.json").read_text())["numeric"]
     assert numeric["device"] == here.device
 
 
-def test_transplants_follow_their_donors(here: UnderTest, root: Path) -> None:
+def test_transplants_follow_their_donors(here, root):
     summary = summary_of(root / "runs/transplant-bf16")
     assert summary["passed"] and summary["rows"] == here.rows
     recovery = summary["endpoints"]["bidirectional_donor_recovery"]
     assert recovery["count"] == recovery["n"]
 
 
-def test_the_benchmark_fills_its_columns(here: UnderTest, root: Path) -> None:
+def test_the_benchmark_fills_its_columns(here, root):
     counts = {"repeats": 1, "long-repeats": 1, "steps": 4, "block": 24, "buffer": 1}
     lengths = ["--context", "24", "--prefill", "48", "--prefix", "60", "--only", "decode,prefill,build,row"]
     short = [text for key, value in counts.items() for text in (f"--{key}", str(value))]
     reference = ["--reference", "tests.hf.bench_arm", "--columns", ",".join(COLUMNS)]
     command(here, root, "benchmark", "--tasks", here.tasks, *short, *lengths, *reference, "--out", "benchmark")
-    found: dict[str, Any] = json.loads((root / "benchmark/benchmark.json").read_text())
+    found = json.loads((root / "benchmark/benchmark.json").read_text())
     missing = set(COLUMNS) - set(found["columns"])
     assert found["broken_promises"] == [] and len(found["rows"]) == 4
     assert {"repeat_kv", "packed_gqa"} <= set(found["columns"])
@@ -60,7 +59,7 @@ def test_the_benchmark_fills_its_columns(here: UnderTest, root: Path) -> None:
             assert cell["seconds"]["median"] > 0
 
 
-def test_machine_says_what_holds_for_each_dtype_and_kernel(here: UnderTest, root: Path) -> None:
+def test_machine_says_what_holds_for_each_dtype_and_kernel(here, root):
     given = ["--checkpoint", here.checkpoint, "--device", here.device, "--threads", THREADS]
     done = call("machine", *given, "--json", "--out", root / "machine.json", cwd=root)
     assert done.exit_code == 0, (done.output, done.stderr)

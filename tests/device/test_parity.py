@@ -46,7 +46,7 @@ def theirs(here: UnderTest, dtype: str, attention: str, construction: str) -> Ru
 @pytest.mark.parametrize("construction", ["prefill", "incremental"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
-def test_transformers_has_our_bits(here: UnderTest, dtype: str, attention: str, construction: str) -> None:
+def test_transformers_has_our_bits(here, dtype, attention, construction):
     kernels = {"sdpa": versions.matching_kernel(), "eager": "eager/plain"}
     expected = theirs(here, dtype, attention, construction)
     assert differing(ours(here, dtype, kernels.pop(attention), construction), expected) == []
@@ -55,6 +55,6 @@ def test_transformers_has_our_bits(here: UnderTest, dtype: str, attention: str, 
 
 
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
-def test_the_other_releases_kernel_has_its_bits_in_one_call(here: UnderTest, dtype: str) -> None:
+def test_the_other_releases_kernel_has_its_bits_in_one_call(here, dtype):
     expected = theirs(here, dtype, "sdpa", "prefill")
     assert differing(ours(here, dtype, versions.other_kernel(), "prefill"), expected) == []

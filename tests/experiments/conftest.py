@@ -1,20 +1,18 @@
 """One small study for the experiments' tests, and the runs that the report is tested on: each is made once."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.experiments.runs import call, run, write_study
 
 
 @pytest.fixture(scope="session")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(tmp_path_factory):
     """primary/, later/, stock/, tasks.jsonl, runs/matrix-bf16, runs/fixed_prefix-bf16-fp32. No test may write here."""
     return write_study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture(scope="session")
-def every_run(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def every_run(study, tmp_path_factory):
     """One finished run of every experiment, the matrix in both precisions. No test may write into them."""
     root = tmp_path_factory.mktemp("every")
     bf16, few = ["--dtype", "bf16"], ["--dtype", "bf16", "--limit", 2]
@@ -38,7 +36,7 @@ def every_run(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 @pytest.fixture(scope="session")
-def reported(study: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def reported(study, tmp_path_factory):
     """The study's two runs, a transplant and a small replication."""
     root = tmp_path_factory.mktemp("report")
     run(study, "transplant", root / "transplant-bf16", "--dtype", "bf16", "--limit", 3, tasks=False)

@@ -76,12 +76,12 @@ def run_undisturbed(small: Small) -> Reference:
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+def small(tmp_path_factory):
     os.environ.setdefault("RUST_BACKTRACE", "0")
     return write_small(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="session")
-def undisturbed(small: Small) -> Reference:
+def undisturbed(small):
     numeric("bf16").apply()  # as before every test: what this caches here, no child counts calls for
     return run_undisturbed(small)

@@ -49,7 +49,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kernels", ["repeat_kv", "invariant"])
-def test_another_default_device_or_dtype_changes_no_value(tiny_directory: Path, tmp_path: Path, kernels: str) -> None:
+def test_another_default_device_or_dtype_changes_no_value(tiny_directory, tmp_path, kernels):
     plain = library_block(tiny_directory, kernels, tmp_path)
     with default_device("meta"):
         assert torch.empty(1).is_meta, "the control: the state is in force"

@@ -23,13 +23,13 @@ def _asserts(function: ast.FunctionDef) -> bool:
     return function.name.startswith("test_") and any(isinstance(n, ast.Assert | ast.With) for n in ast.walk(function))
 
 
-def test_the_table_is_whole() -> None:
+def test_the_table_is_whole():
     assert list(CASES) == list(range(1, 27))
     assert len({kind for kind, _ in CASES.values()}) == 26
 
 
 @pytest.mark.parametrize("number", CASES)
-def test_every_kind_has_its_tests(number: int, request: pytest.FixtureRequest) -> None:
+def test_every_kind_has_its_tests(number, request):
     kind, tests = CASES[number]
     assert tests, kind
     collected = {item.nodeid.partition("[")[0] for item in request.session.items}
@@ -42,6 +42,6 @@ def test_every_kind_has_its_tests(number: int, request: pytest.FixtureRequest) -
             assert f"tests/{test}" in collected, f"case {number} ({kind}): {test} is not collected"
 
 
-def test_the_table_sees_a_test_that_is_not_there() -> None:
+def test_the_table_sees_a_test_that_is_not_there():
     assert "test_there_is_no_such_thing" not in defined("cache/test_build.py")
     assert "copies" not in defined("decode/test_greedy.py"), "a helper is no test"

@@ -6,13 +6,10 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from experiments.run.progress import Progress, RowProgress
-from tests.faults.conftest import Reference, Small
 from tests.faults.forked import Ended, in_child, matrix
 from tests.faults.test_kills import require_kept, require_same_end
 
@@ -35,9 +32,7 @@ def limit_file_size(size: int) -> None:
 
 
 @pytest.mark.parametrize("part", [pytest.param(0.3, marks=pytest.mark.slow), 0.999])
-def test_a_row_that_does_not_fit_is_cut_off_whole_and_the_file_named(
-    small: Small, undisturbed: Reference, tmp_path: Path, part: float
-) -> None:
+def test_a_row_that_does_not_fit_is_cut_off_whole_and_the_file_named(small, undisturbed, tmp_path, part):
     lines = undisturbed.rows.splitlines(keepends=True)
     size = len(lines[0]) + len(lines[1]) + int(part * len(lines[2]))
     assert size > len((undisturbed.directory / "manifest.json").read_bytes()), "the manifest must fit"
@@ -51,9 +46,7 @@ def test_a_row_that_does_not_fit_is_cut_off_whole_and_the_file_named(
     require_same_end(out, undisturbed)
 
 
-def test_a_manifest_that_does_not_fit_leaves_a_directory_that_can_be_used(
-    small: Small, undisturbed: Reference, tmp_path: Path
-) -> None:
+def test_a_manifest_that_does_not_fit_leaves_a_directory_that_can_be_used(small, undisturbed, tmp_path):
     out = tmp_path / "run"
     one_error(small.run(out, before=lambda: limit_file_size(500)), str(out / "manifest.json"), "File too large")
     assert not (out / "manifest.json").exists() and not (out / "rows.jsonl").exists()
@@ -62,7 +55,7 @@ def test_a_manifest_that_does_not_fit_leaves_a_directory_that_can_be_used(
 
 
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+def tiny_disk(tmp_path):
     """A file system of its own with 64 kB, where this user may mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -73,7 +66,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_disk_that_is_full_and_then_freed(small: Small, undisturbed: Reference, tiny_disk: Path) -> None:
+def test_a_disk_that_is_full_and_then_freed(small, undisturbed, tiny_disk):
     """The real thing: whatever file meets the end of the disk is named, and the run goes on once there is room."""
     out, ballast = tiny_disk / "run", tiny_disk / "ballast"
     lines = undisturbed.rows.splitlines(keepends=True)
@@ -101,7 +94,7 @@ def give_up_root() -> None:
         assert ctypes.CDLL(None, use_errno=True).capset(header, (ctypes.c_uint32 * 6)()) == 0, "capset"
 
 
-def test_a_directory_that_may_not_be_written_is_named(small: Small, undisturbed: Reference, tmp_path: Path) -> None:
+def test_a_directory_that_may_not_be_written_is_named(small, undisturbed, tmp_path):
     out, closed = tmp_path / "run", tmp_path / "closed"
     closed.mkdir(mode=0o555)
     one_error(small.run(closed / "run", before=give_up_root), str(closed / "run"), "Permission denied")
@@ -121,9 +114,7 @@ def test_a_directory_that_may_not_be_written_is_named(small: Small, undisturbed:
     assert small.run(out, "--limit", 2).code == 0
 
 
-def test_torn_lines_of_both_ledgers_are_dropped_and_redone(
-    small: Small, undisturbed: Reference, tmp_path: Path
-) -> None:
+def test_torn_lines_of_both_ledgers_are_dropped_and_redone(small, undisturbed, tmp_path):
     """A tail cut in the middle, and one of zero bytes, as a file system may leave after a loss of power."""
     out = tmp_path / "run"
     ended = small.run(out, before=lambda: stop_after_rows(2))
@@ -150,12 +141,10 @@ def stop_after_rows(count: int) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         return real(self, name)
 
-    Progress.row = row  # type: ignore[method-assign]
+    Progress.row = row
 
 
-def test_a_flipped_byte_in_an_old_line_is_named_and_refused(
-    small: Small, undisturbed: Reference, tmp_path: Path
-) -> None:
+def test_a_flipped_byte_in_an_old_line_is_named_and_refused(small, undisturbed, tmp_path):
     out = tmp_path / "run"
     assert small.run(out, before=lambda: stop_after_rows(3)).code == 130
     rows = out / "rows.jsonl"
@@ -172,22 +161,20 @@ def test_a_flipped_byte_in_an_old_line_is_named_and_refused(
     require_same_end(out, undisturbed)
 
 
-def test_a_second_process_is_refused_while_the_first_lives_and_not_after_its_death(
-    small: Small, undisturbed: Reference, tmp_path: Path
-) -> None:
+def test_a_second_process_is_refused_while_the_first_lives_and_not_after_its_death(small, undisturbed, tmp_path):
     out = tmp_path / "run"
 
-    def wait_in_second_row() -> None:
+    def wait_in_second_row():
         real, left = Progress.row, iter(range(1))
 
-        def row(self: Progress, name: str) -> RowProgress:
+        def row(self, name):
             if next(left, None) is None:
                 signal.pause()
             return real(self, name)
 
-        Progress.row = row  # type: ignore[method-assign]
+        Progress.row = row
 
-    def meanwhile(pid: int) -> None:
+    def meanwhile(pid):
         deadline = time.monotonic() + 120
         while not (out / "timing.jsonl").exists():
             assert time.monotonic() < deadline

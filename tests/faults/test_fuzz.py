@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -23,27 +22,27 @@ def require_sound(findings: Findings, inputs: int) -> None:
     assert sum(count for (_, outcome), count in findings.outcomes.items() if outcome == "opened") > inputs // 50
 
 
-def test_hostile_checkpoints(tmp_path: Path) -> None:
+def test_hostile_checkpoints(tmp_path):
     require_sound(fuzz(tmp_path, 300, seed=7), 300)
 
 
 @pytest.mark.slow
-def test_many_hostile_checkpoints(tmp_path: Path) -> None:
+def test_many_hostile_checkpoints(tmp_path):
     """STAGE_REPLAY_FUZZ sets how many; 20,000 without it."""
     inputs = int(os.environ.get("STAGE_REPLAY_FUZZ", "20000"))
     require_sound(fuzz(tmp_path, inputs, seed=8), inputs)
 
 
-def test_the_fuzzer_sees_every_kind_of_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_sees_every_kind_of_fault(tmp_path, monkeypatch):
     """The control: an opener with one defect of each kind, one input each."""
     kind, index, real = ["KeyError", "outside", "lines", "killed", "memory", "fine"], 0, Bases.write
 
-    def write(self: Bases, seed: int, number: int) -> tuple[Path, str]:
+    def write(self, seed, number):
         nonlocal index
         index = number
         return real(self, seed, number)
 
-    def broken(directory: Path) -> str:
+    def broken(directory):
         if kind[index] == "KeyError":
             raise KeyError("shape")
         if kind[index] == "outside":
@@ -64,11 +63,11 @@ def test_the_fuzzer_sees_every_kind_of_fault(tmp_path: Path, monkeypatch: pytest
         assert part in fault
 
 
-def test_reads_outside_are_seen_and_reads_inside_are_not(tmp_path: Path) -> None:
+def test_reads_outside_are_seen_and_reads_inside_are_not(tmp_path):
     bases = Bases(tmp_path)
     directory, _ = bases.write(0, 0)
 
-    def body() -> int:
+    def body():
         outside = watch_reads(directory)
         module.switch[0] = True
         (directory / "config.json").read_bytes()

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import resource
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +14,12 @@ from minimodel.errors import refuse
 from minimodel.files import MAX_JSON_BYTES, parse_json, read_json_object
 from minimodel.safetensors_file import MAX_HEADER_BYTES, table_of_contents
 from tests.conftest import numeric
-from tests.faults.conftest import Small
 from tests.faults.forked import in_child
 from tests.faults.fuzz import Bases
 from tests.helpers import edit_json, refused
 
 
-def test_a_pipe_is_refused_and_not_waited_for(small: Small, tmp_path: Path) -> None:
+def test_a_pipe_is_refused_and_not_waited_for(small, tmp_path):
     mine = small.copy(tmp_path)
     for name in ("model.safetensors", "config.json", "role_embedding.safetensors"):
         data = (mine.checkpoint / name).read_bytes()
@@ -33,7 +31,7 @@ def test_a_pipe_is_refused_and_not_waited_for(small: Small, tmp_path: Path) -> N
         (mine.checkpoint / name).write_bytes(data)
 
 
-def test_a_file_name_with_control_characters_never_reaches_a_message(tmp_path: Path) -> None:
+def test_a_file_name_with_control_characters_never_reaches_a_message(tmp_path):
     sharded = Bases(tmp_path).root / "sharded"
     name = "model\n\x1b[2J.safetensors"
     (sharded / "model-00001-of-00002.safetensors").rename(sharded / name)
@@ -44,7 +42,7 @@ def test_a_file_name_with_control_characters_never_reaches_a_message(tmp_path: P
         open_checkpoint(sharded)
 
 
-def test_json_deep_enough_to_be_parsed_and_too_deep_to_be_shown() -> None:
+def test_json_deep_enough_to_be_parsed_and_too_deep_to_be_shown():
     shown = []
     for depth in range(1000, 700, -1):
         try:
@@ -59,7 +57,7 @@ def test_json_deep_enough_to_be_parsed_and_too_deep_to_be_shown() -> None:
 
 
 @pytest.mark.slow
-def test_memory_of_the_worst_small_files_is_bounded(tmp_path: Path) -> None:
+def test_memory_of_the_worst_small_files_is_bounded(tmp_path):
     """Lists in lists take fifty times their text. Files just below the limits are opened in less than 2 GB."""
     deep = b"[" * 150 + b"]" * 150 + b","
     json_file, header_file = tmp_path / "x.json", tmp_path / "x.safetensors"
@@ -70,7 +68,7 @@ def test_memory_of_the_worst_small_files_is_bounded(tmp_path: Path) -> None:
     header_file.write_bytes(len(header).to_bytes(8, "little") + header)
     assert len(header) > MAX_HEADER_BYTES - 1000
 
-    def body() -> int:
+    def body():
         resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
         assert set(read_json_object(json_file)) == {"a"}
         assert set(table_of_contents(header_file)) == {"a"}
@@ -83,7 +81,7 @@ def test_memory_of_the_worst_small_files_is_bounded(tmp_path: Path) -> None:
         table_of_contents(header_file)
 
 
-def test_a_sparse_file_of_more_than_any_memory_is_refused(small: Small, tmp_path: Path) -> None:
+def test_a_sparse_file_of_more_than_any_memory_is_refused(small, tmp_path):
     """A file of holes costs nothing on disk; what it claims must not end in a traceback."""
     mine = small.copy(tmp_path)
     path = mine.checkpoint / "model.safetensors"
@@ -103,7 +101,7 @@ def test_a_sparse_file_of_more_than_any_memory_is_refused(small: Small, tmp_path
     (mine.checkpoint / "role_embedding.safetensors").unlink()
     (mine.checkpoint / "contract.json").unlink()
 
-    def body() -> int:
+    def body():
         resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
         with refused("model.safetensors: tensor model.embed_tokens.weight", "bytes of free memory, found less"):
             load_model(mine.checkpoint, numeric("bf16"))

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from decode import Contract
 from experiments.run.tasks import MAX_LINE_BYTES, MAX_TASK_BYTES, Task, load_tasks, prompt_states
 from minimodel.errors import InputError
-from tests.faults.conftest import Small
 from tests.faults.test_disk import one_error
 from tests.helpers import refused
 from tests.tiny import TASK
 
-GOOD: dict[str, Any] = {"id": "a", "question": "Why?", "choices": ["x", "y"], "answer": "B"}
+GOOD = {"id": "a", "question": "Why?", "choices": ["x", "y"], "answer": "B"}
 
 
 def write(path: Path, *rows: dict[str, Any] | bytes) -> Path:
@@ -24,7 +23,7 @@ def write(path: Path, *rows: dict[str, Any] | bytes) -> Path:
     return path
 
 
-def test_a_line_of_a_hundred_megabytes_is_refused_by_the_files_limit(tmp_path: Path) -> None:
+def test_a_line_of_a_hundred_megabytes_is_refused_by_the_files_limit(tmp_path):
     path = tmp_path / "tasks.jsonl"
     with open(path, "wb") as file:
         file.write(b'{"id": "a", "question": "')
@@ -33,7 +32,7 @@ def test_a_line_of_a_hundred_megabytes_is_refused_by_the_files_limit(tmp_path: P
         load_tasks(path, None)
 
 
-def test_a_line_of_two_megabytes_is_refused_by_its_number_and_the_largest_is_read(tmp_path: Path) -> None:
+def test_a_line_of_two_megabytes_is_refused_by_its_number_and_the_largest_is_read(tmp_path):
     """The tokenizer would need a hundred times the text's bytes before it could say that the prompt is too long."""
     long = {**GOOD, "id": "long", "question": "x" * (2 * MAX_LINE_BYTES)}
     with refused("tasks.jsonl: 1 rows refused: line 2: ", f"at most {MAX_LINE_BYTES} bytes"):
@@ -45,7 +44,7 @@ def test_a_line_of_two_megabytes_is_refused_by_its_number_and_the_largest_is_rea
         load_tasks(write(tmp_path / "tasks.jsonl", {**GOOD, "question": "x" * (room + 1)}), None)
 
 
-BAD_ROWS: dict[str, dict[str, Any] | bytes] = {
+BAD_ROWS = {
     "no object": b"[]",
     "a number": b"17",
     "null": b"null",
@@ -75,7 +74,7 @@ BAD_ROWS: dict[str, dict[str, Any] | bytes] = {
 }
 
 
-def test_every_bad_row_is_listed_by_its_line_and_nothing_is_decoded(small: Small, tmp_path: Path) -> None:
+def test_every_bad_row_is_listed_by_its_line_and_nothing_is_decoded(small, tmp_path):
     rows = [row for bad in BAD_ROWS.values() for row in (bad,)]
     for first in range(0, len(rows), 12):  # as many as one message lists
         part = rows[first : first + 12]
@@ -104,7 +103,7 @@ ODD = {
 }
 
 
-def test_odd_text_is_text_and_row_and_terminal_stay_whole(small: Small, tmp_path: Path) -> None:
+def test_odd_text_is_text_and_row_and_terminal_stay_whole(small, tmp_path):
     """Rows whose id, question and choices are all odd run like others; what is shown of them holds no control."""
     rows = [{"id": text, "question": text, "choices": [text, "y"], "answer": "A"} for text in ODD.values()]
     path, out = write(tmp_path / "odd.jsonl", *rows), tmp_path / "run"
@@ -127,9 +126,7 @@ def test_odd_text_is_text_and_row_and_terminal_stay_whole(small: Small, tmp_path
     question=st.text(min_size=1, max_size=30),
     choices=st.lists(st.text(min_size=1, max_size=9), max_size=4),
 )
-def test_any_text_comes_back_or_is_refused_by_its_line(
-    tmp_path_factory: pytest.TempPathFactory, id: str, question: str, choices: list[str]
-) -> None:
+def test_any_text_comes_back_or_is_refused_by_its_line(tmp_path_factory, id, question, choices):
     row = {"id": id, "question": question, "choices": choices, "answer": "A" if choices else "4"}
     path = write(tmp_path_factory.mktemp("any") / "tasks.jsonl", row)
     if id.strip() and question.strip():
@@ -139,7 +136,7 @@ def test_any_text_comes_back_or_is_refused_by_its_line(
             load_tasks(path, None)
 
 
-def test_prompts_longer_than_the_context_are_all_listed_before_any_is_decoded(small: Small, tmp_path: Path) -> None:
+def test_prompts_longer_than_the_context_are_all_listed_before_any_is_decoded(small, tmp_path):
     rows = [{"answer": "A", **TASK, "id": f"r{i}", "question": "w" * (1 if i % 2 else 2000)} for i in range(6)]
     ended = small.run(tmp_path / "run", "--tasks", write(tmp_path / "tasks.jsonl", *rows))
     one_error(ended, "3 rows refused: task 'r0'", "task 'r2'", "task 'r4'", "context 1024")

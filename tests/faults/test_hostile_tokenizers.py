@@ -1,14 +1,11 @@
 """Hostile tokenizers and delimiters: refused by the part that is wrong."""
 
-from pathlib import Path
-
 import pytest
 from tokenizers import pre_tokenizers
 
 from decode import Contract
 from decode.text import load_tokenizer
 from minimodel.files import parse_json
-from tests.faults.conftest import Small
 from tests.faults.test_disk import one_error
 from tests.helpers import edit_json, refused
 
@@ -45,7 +42,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_tokenizers_of_another_kind_are_refused_by_their_part(small: Small, tmp_path: Path, kind: str) -> None:
+def test_tokenizers_of_another_kind_are_refused_by_their_part(small, tmp_path, kind):
     mine = small.copy(tmp_path)
     change, message = PARTS[kind]
     edit_json(mine.checkpoint / "tokenizer.json", **change)
@@ -53,7 +50,7 @@ def test_tokenizers_of_another_kind_are_refused_by_their_part(small: Small, tmp_
         Contract.load(mine.checkpoint)
 
 
-def test_a_tokenizer_that_drops_merges_at_random_is_refused(small: Small, tmp_path: Path) -> None:
+def test_a_tokenizer_that_drops_merges_at_random_is_refused(small, tmp_path):
     """BPE dropout would give one text other tokens on every run."""
     mine = small.copy(tmp_path)
     path = mine.checkpoint / "tokenizer.json"
@@ -65,7 +62,7 @@ def test_a_tokenizer_that_drops_merges_at_random_is_refused(small: Small, tmp_pa
         Contract.load(mine.checkpoint)
 
 
-def test_a_regular_expression_without_end_is_refused_per_row(small: Small, tmp_path: Path) -> None:
+def test_a_regular_expression_without_end_is_refused_per_row(small, tmp_path):
     """The library panics when its search gives up; that is one line too."""
     mine = small.copy(tmp_path)
     split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
@@ -75,7 +72,7 @@ def test_a_regular_expression_without_end_is_refused_per_row(small: Small, tmp_p
         codec.encode("x" * 60)
 
 
-def test_a_delimiter_that_is_no_text_is_refused(small: Small, tmp_path: Path) -> None:
+def test_a_delimiter_that_is_no_text_is_refused(small, tmp_path):
     mine = small.copy(tmp_path)
     names = [f"<|{name}|>" for name in ("prompt", "branch_1", "branch_2", "branch_3", "merge")]
     edit_json(mine.checkpoint / "contract.json", delimiters={"open": ["\ud800", *names]})
@@ -93,7 +90,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_tokenizer_that_loses_text_is_refused_per_row(small: Small, tmp_path: Path, kind: str) -> None:
+def test_a_tokenizer_that_loses_text_is_refused_per_row(small, tmp_path, kind):
     mine = small.copy(tmp_path)
     Contract.load(mine.checkpoint).codec.encode("Which one is odd?")  # the control
     edit_json(mine.checkpoint / "tokenizer.json", **LOSSES[kind])
@@ -104,7 +101,7 @@ def test_a_tokenizer_that_loses_text_is_refused_per_row(small: Small, tmp_path: 
     assert not (tmp_path / "run").exists(), "nothing is written for refused input"
 
 
-def test_a_vocabulary_without_a_byte_is_refused_where_the_byte_is_needed(small: Small, tmp_path: Path) -> None:
+def test_a_vocabulary_without_a_byte_is_refused_where_the_byte_is_needed(small, tmp_path):
     mine = small.copy(tmp_path)
     path = mine.checkpoint / "tokenizer.json"
     model = parse_json(path.read_bytes(), path)["model"]
@@ -117,7 +114,7 @@ def test_a_vocabulary_without_a_byte_is_refused_where_the_byte_is_needed(small: 
         codec.encode("Which one is odd?")
 
 
-def test_canonical_normalisation_and_a_leading_space_lose_nothing(small: Small, tmp_path: Path) -> None:
+def test_canonical_normalisation_and_a_leading_space_lose_nothing(small, tmp_path):
     mine = small.copy(tmp_path)
     edit_json(
         mine.checkpoint / "tokenizer.json",

@@ -61,13 +61,13 @@ def survive(small: Small, reference: Reference, out: Path, kills: int, rows: int
     return kept[1:]
 
 
-def test_a_run_survives_kills_at_random_moments(small: Small, undisturbed: Reference, tmp_path: Path) -> None:
+def test_a_run_survives_kills_at_random_moments(small, undisturbed, tmp_path):
     kept = survive(small, undisturbed, tmp_path / "run", kills=3, rows=ROWS, seed=1)
     assert len(kept) == 3
 
 
 @pytest.mark.slow
-def test_a_run_survives_fifty_kills(tmp_path: Path) -> None:
+def test_a_run_survives_fifty_kills(tmp_path):
     rows = 30
     small = write_small(tmp_path, rows)
     kept = survive(small, run_undisturbed(small), tmp_path / "run", kills=50, rows=rows, seed=2)
@@ -76,9 +76,7 @@ def test_a_run_survives_fifty_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "rows", "kills"), [(3, ROWS, 3), pytest.param(8, 24, 20, marks=pytest.mark.slow)])
-def test_a_run_of_several_rows_together_survives_kills(
-    small: Small, undisturbed: Reference, tmp_path: Path, size: int, rows: int, kills: int
-) -> None:
+def test_a_run_of_several_rows_together_survives_kills(small, undisturbed, tmp_path, size, rows, kills):
     """Killed with `size` rows in flight: the bytes of one row at a time, and no line that was there is lost."""
     if rows != ROWS:
         small = write_small(tmp_path, rows)
@@ -98,9 +96,7 @@ def test_a_run_of_several_rows_together_survives_kills(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_at_any_moment_exits_130_and_names_the_command(
-    small: Small, undisturbed: Reference, tmp_path: Path, number: int
-) -> None:
+def test_an_interruption_at_any_moment_exits_130_and_names_the_command(small, undisturbed, tmp_path, number):
     rng, out = random.Random(number), tmp_path / "run"
     start, end = undisturbed.calls[0], undisturbed.calls[-1]
     at = start + rng.randrange(1, end - start)
@@ -116,13 +112,13 @@ def test_an_interruption_at_any_moment_exits_130_and_names_the_command(
     require_same_end(out, undisturbed)
 
 
-def test_an_interruption_inside_a_write_waits_for_the_whole_line(small: Small, undisturbed: Reference, tmp_path: Path):
+def test_an_interruption_inside_a_write_waits_for_the_whole_line(small, undisturbed, tmp_path):
     """The signal comes at the very fsync of a row; the row is there all the same."""
 
-    def interrupt_at_fsync() -> None:
+    def interrupt_at_fsync():
         real, calls = os.fsync, itertools.count()
 
-        def fsync(handle: int) -> None:
+        def fsync(handle):
             if next(calls) == 4:  # the manifest's two, the first row's and its timing's come before
                 os.kill(os.getpid(), signal.SIGTERM)
             real(handle)

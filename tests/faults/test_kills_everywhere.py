@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.faults.forked import CRASHED, Ended, in_child, send_at_call
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 4
-EXPERIMENTS: dict[str, tuple[Any, ...]] = {
+EXPERIMENTS = {
     "fixed_prefix": (),
     "bridge": ("--dtype", "bf16"),
     "transplant": ("--dtype", "bf16"),
@@ -55,7 +54,7 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def small_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("killed"))
 
 
@@ -67,7 +66,7 @@ def kill_once(job: Job, out: Path, calls: list[int], rng: random.Random) -> Ende
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
-def test_an_experiment_survives_kills(small_study: Path, tmp_path: Path, name: str) -> None:
+def test_an_experiment_survives_kills(small_study, tmp_path, name):
     job, counts = Job(small_study, name), tmp_path / "calls.txt"
     ended = job.run(tmp_path / "undisturbed", lambda: send_at_call(0, -1, counts))
     assert ended.code == 0, ended.stderr
@@ -90,13 +89,13 @@ def test_an_experiment_survives_kills(small_study: Path, tmp_path: Path, name: s
 
 
 @pytest.mark.slow
-def test_causes_survives_kills_by_the_clock(small_study: Path, tmp_path: Path) -> None:
+def test_causes_survives_kills_by_the_clock(small_study, tmp_path):
     """A process of its own: its kernels are checked with several threads, which a forked child does not have."""
     given = [*map(str, inputs(small_study, *CAUSES))]
     start = [sys.executable, "-m", "experiments.causes", *given, "--out"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    def run(out: str, seconds: float | None) -> int:
+    def run(out, seconds):
         process = subprocess.Popen([*start, str(tmp_path / out)], cwd=small_study, env=environment)
         try:
             return process.wait(seconds)

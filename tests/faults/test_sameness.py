@@ -22,7 +22,6 @@ from experiments.run.tasks import load_tasks
 from minimodel import load_model
 from tests.conftest import numeric
 from tests.experiments.commands import command
-from tests.faults.conftest import Reference, Small
 from tests.faults.forked import Ended
 from tests.faults.test_disk import one_error, stop_after_rows
 from tests.faults.test_kills import require_same_end
@@ -43,9 +42,7 @@ def spin(count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_load_locale_time_zone_hash_seed_and_directory_move_no_byte(
-    small: Small, undisturbed: Reference, tmp_path: Path, busy: bool
-) -> None:
+def test_load_locale_time_zone_hash_seed_and_directory_move_no_byte(small, undisturbed, tmp_path, busy):
     """A process of its own, also with every core busy, against a forked one under the test's own circumstances."""
     surroundings = {"LC_ALL": "tr_TR.UTF-8", "LANG": "C", "TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "12345"}
     spinners = spin(os.cpu_count() or 1) if busy else []
@@ -60,8 +57,8 @@ def test_load_locale_time_zone_hash_seed_and_directory_move_no_byte(
     require_same_end(tmp_path / out, undisturbed)
 
 
-def test_clocks_that_jump_move_no_byte(small: Small, undisturbed: Reference, tmp_path: Path) -> None:
-    def jump() -> None:
+def test_clocks_that_jump_move_no_byte(small, undisturbed, tmp_path):
+    def jump():
         rng = random.Random(3)
         for name in ("time", "monotonic", "perf_counter"):
             real = getattr(time, name)
@@ -72,7 +69,7 @@ def test_clocks_that_jump_move_no_byte(small: Small, undisturbed: Reference, tmp
     require_same_end(tmp_path / "run", undisturbed)
 
 
-def test_arms_decoded_in_reverse_order_are_the_same_row(small: Small, undisturbed: Reference) -> None:
+def test_arms_decoded_in_reverse_order_are_the_same_row(small, undisturbed):
     """Prefill before live, replicas before their originals, suffixes from the last arm to the first."""
     model, contract = load_model(small.checkpoint, numeric("bf16")), Contract.load(small.checkpoint)
     tasks, _ = load_tasks(small.tasks, 2)
@@ -92,7 +89,7 @@ def test_arms_decoded_in_reverse_order_are_the_same_row(small: Small, undisturbe
         assert seal(matrix.entry(index, made, gates)) == lines[index]
 
 
-def test_rows_decoded_in_another_order_are_the_same_rows(small: Small, undisturbed: Reference) -> None:
+def test_rows_decoded_in_another_order_are_the_same_rows(small, undisturbed):
     model, contract = load_model(small.checkpoint, numeric("bf16")), Contract.load(small.checkpoint)
     tasks, _ = load_tasks(small.tasks, None)
     prompts = [State.prompt(contract, task.question, task.choices) for task in tasks]
@@ -105,7 +102,7 @@ def test_rows_decoded_in_another_order_are_the_same_rows(small: Small, undisturb
     assert seal(row) != lines[4], "the control: another prompt"
 
 
-def test_another_thread_count_is_refused_on_resume(small: Small, undisturbed: Reference, tmp_path: Path) -> None:
+def test_another_thread_count_is_refused_on_resume(small, undisturbed, tmp_path):
     out = tmp_path / "run"
     assert small.run(out, before=lambda: stop_after_rows(2)).code == 130
     before = (out / "rows.jsonl").read_bytes()
@@ -119,7 +116,7 @@ def test_another_thread_count_is_refused_on_resume(small: Small, undisturbed: Re
 
 
 @pytest.mark.parametrize("file", ["config.json", "contract.json", "tokenizer.json", "role_embedding.safetensors"])
-def test_a_checkpoint_file_changed_since_the_start_is_refused_by_name(small: Small, tmp_path: Path, file: str) -> None:
+def test_a_checkpoint_file_changed_since_the_start_is_refused_by_name(small, tmp_path, file):
     """The change may be one that decides no bit by itself: the file is another one."""
     mine, out = small.copy(tmp_path), tmp_path / "run"
     assert mine.run(out, "--limit", 2).code == 0
@@ -135,7 +132,7 @@ def test_a_checkpoint_file_changed_since_the_start_is_refused_by_name(small: Sma
     assert file != "config.json" or mine.run(out, "--limit", 2).code == 0
 
 
-def test_a_weight_that_became_nan_fails_by_name_and_logits_fail_the_row(small: Small, tmp_path: Path) -> None:
+def test_a_weight_that_became_nan_fails_by_name_and_logits_fail_the_row(small, tmp_path):
     """NaN in a file is refused before the first row; NaN that arises in decoding fails the row and names its place."""
     mine = small.copy(tmp_path)
     path = mine.checkpoint / "model.safetensors"
@@ -153,7 +150,7 @@ def test_a_weight_that_became_nan_fails_by_name_and_logits_fail_the_row(small: S
     assert not row["passed"] and row["arms"] == {} and "NaN" in row["failure"], row
 
 
-def test_the_counts_of_calls_are_those_of_the_rows(undisturbed: Reference) -> None:
+def test_the_counts_of_calls_are_those_of_the_rows(undisturbed):
     """What the moments of the kills are drawn from: two counts a row, growing."""
     assert len(undisturbed.calls) == 2 * undisturbed.rows.count(b"\n")
     assert all(left < right for left, right in itertools.pairwise(undisturbed.calls))

@@ -26,7 +26,7 @@ def record(path: Path, every: int) -> None:
             with open(path, "a") as file:
                 file.write(json.dumps([count, resident, handles, (self.path / "rows.jsonl").stat().st_size]) + "\n")
 
-    RunDirectory.append = append  # type: ignore[method-assign]
+    RunDirectory.append = append
 
 
 def soak(root: Path, rows: int) -> list[list[int]]:
@@ -38,7 +38,7 @@ def soak(root: Path, rows: int) -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_memory_and_handles_stay_flat_over_a_thousand_rows(tmp_path: Path) -> None:
+def test_memory_and_handles_stay_flat_over_a_thousand_rows(tmp_path):
     """After a fifth of the rows nothing grows but by the noise of the allocator: under 8 MB, far less than the rows."""
     marks = soak(tmp_path, 1000)
     print(
@@ -52,6 +52,6 @@ def test_memory_and_handles_stay_flat_over_a_thousand_rows(tmp_path: Path) -> No
     assert warm[-1][1] - warm[0][1] < 8e6
 
 
-def test_handles_stay_the_same_over_ten_rows(tmp_path: Path) -> None:
+def test_handles_stay_the_same_over_ten_rows(tmp_path):
     marks = soak(tmp_path, 10)
     assert len(marks) == 10 and len({handles for _, _, handles, _ in marks}) == 1

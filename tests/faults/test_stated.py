@@ -1,7 +1,6 @@
 """Faults that people met in public, with the inputs that they stated."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,16 +32,16 @@ from tests.tiny import write_checkpoint
         (r"\boxed{\frac{1}{2", 0, None),
     ],
 )
-def test_the_stated_answers(text: str, choices: int, answer: str | None) -> None:
+def test_the_stated_answers(text, choices, answer):
     assert extract_answer(text, choices) == answer
 
 
-def test_mcnemar_of_the_stated_pairs() -> None:
+def test_mcnemar_of_the_stated_pairs():
     """evaluate 795 (case 21)."""
     assert [mcnemar_exact(*pair) for pair in ((0, 0), (0, 6), (3, 8))] == [1.0, 0.03125, 0.2265625]
 
 
-def test_the_warning_about_a_head_beside_a_tied_flag_is_in_the_manifest(small: Small, tmp_path: Path) -> None:
+def test_the_warning_about_a_head_beside_a_tied_flag_is_in_the_manifest(small, tmp_path):
     """vllm-project/vllm 51665 (case 10): never dropped silently."""
     mine = Small(tmp_path, small.tasks)
     write_checkpoint(mine.checkpoint, config={**SMALL, "tie_word_embeddings": True}, contract={"caps": CAPS})
@@ -58,7 +57,7 @@ def test_the_warning_about_a_head_beside_a_tied_flag_is_in_the_manifest(small: S
     assert rows[0] != rows[1]
 
 
-def test_a_cast_that_changes_values_is_named_in_the_manifest(small: Small, tmp_path: Path) -> None:
+def test_a_cast_that_changes_values_is_named_in_the_manifest(small, tmp_path):
     """A BF16 checkpoint with a value below FP16's smallest: FP16 loses it, FP32 does not."""
     mine = small.copy(tmp_path)
     path = mine.checkpoint / "model.safetensors"

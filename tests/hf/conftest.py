@@ -1,18 +1,15 @@
 """Checkpoints, our decoder and transformers' model of each, in both precisions."""
 
-from pathlib import Path
-
 import pytest
 
-from minimodel.decoder import Decoder
 from minimodel.load import load_model
 from minimodel.numerics import DTYPES, NumericContract
 from tests import THREADS
 from tests.experiments.commands import write_tasks
 from tests.hf import versions
-from tests.hf.inputs import CONTENT, CONTRACT, WIDE, Request, six_blocks
+from tests.hf.inputs import CONTENT, CONTRACT, WIDE, six_blocks
 from tests.hf.reference import Reference
-from tests.hf.runs import Run, run_ours, run_theirs
+from tests.hf.runs import run_ours, run_theirs
 from tests.tiny import write_checkpoint
 
 CONSTRUCTIONS = ("prefill", "incremental", "chunks")
@@ -28,25 +25,25 @@ def numeric(dtype: str, kernel: str = "", threads: int = THREADS) -> NumericCont
 
 
 @pytest.fixture(scope="session", params=["bf16", "fp32"])
-def dtype(request: pytest.FixtureRequest) -> str:
+def dtype(request):
     return request.param
 
 
 @pytest.fixture(scope="session")
-def directory(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(dtype, tmp_path_factory):
     """A small adapted checkpoint whose every parameter is random in the dtype itself."""
     path = tmp_path_factory.mktemp(f"adapted-{dtype}") / "checkpoint"
     return write_checkpoint(path, DTYPES[dtype], config=WIDE, contract=CONTRACT)
 
 
 @pytest.fixture(scope="session")
-def stock(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stock(dtype, tmp_path_factory):
     """Another without role table and contract."""
     return write_checkpoint(tmp_path_factory.mktemp(f"stock-{dtype}") / "checkpoint", DTYPES[dtype], seed=7, stock=True)
 
 
 @pytest.fixture(scope="session")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(tmp_path_factory):
     """A checkpoint with short blocks and its tasks, for recordings, which go beside them."""
     root = tmp_path_factory.mktemp("record")
     write_checkpoint(root / "checkpoint", seed=3, config=WIDE, contract=SHORT)
@@ -55,28 +52,28 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def asked(directory: Path) -> Request:
+def asked(directory):
     """Two rows over all six blocks."""
     return six_blocks(directory, content=CONTENT)
 
 
 @pytest.fixture(scope="session")
-def ours(directory: Path, dtype: str) -> Decoder:
+def ours(directory, dtype):
     return load_model(directory, numeric(dtype))
 
 
 @pytest.fixture(scope="session")
-def theirs(directory: Path, dtype: str) -> Reference:
+def theirs(directory, dtype):
     return Reference(directory, DTYPES[dtype])
 
 
 @pytest.fixture(scope="session")
-def our_runs(ours: Decoder, asked: Request) -> dict[str, Run]:
+def our_runs(ours, asked):
     ours.numeric.apply()
     return {name: run_ours(ours, asked, name) for name in CONSTRUCTIONS}
 
 
 @pytest.fixture(scope="session")
-def their_runs(theirs: Reference, asked: Request, dtype: str) -> dict[str, Run]:
+def their_runs(theirs, asked, dtype):
     numeric(dtype).apply()
     return {name: run_theirs(theirs, asked, name) for name in CONSTRUCTIONS}

@@ -142,12 +142,7 @@ def _finish(
 
 
 def _recorded(
-    name: str,
-    state: State,
-    cache: Any,
-    logits: Tensor,
-    record: FunctionalRecord,
-    margins: tuple[float | None, ...],
+    name: str, state: State, cache: Any, logits: Tensor, record: FunctionalRecord, margins: tuple[float | None, ...]
 ) -> Recorded:
     """Fails closed, as our own constructions do: equal copies, nothing NaN or infinite."""
     held = snapshot(cache)

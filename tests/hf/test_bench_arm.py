@@ -1,7 +1,6 @@
 """transformers as the benchmark's reference: the release's own kernel has its bits in every row."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ LENGTHS = {"context": 160, "prefill": 160, "prefix": 180}
 
 # a whole benchmark takes seconds at one dtype and is the same code at the other
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)], scope="session")
-def test_whole_benchmark(dtype: str, directory: Path, tmp_path: Path) -> None:
+def test_whole_benchmark(dtype, directory, tmp_path):
     write_tasks(tmp_path / "tasks.jsonl", 1)
     given = {"checkpoint": directory, "tasks": tmp_path / "tasks.jsonl", "dtype": dtype, "out": tmp_path / "out"}
     given |= {**COUNTS, **LENGTHS, "reference": "tests.hf.bench_arm", "only": "decode,prefill,build,row"}
@@ -48,13 +47,13 @@ def test_whole_benchmark(dtype: str, directory: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def numeric(dtype: str) -> NumericContract:
+def numeric(dtype):
     made = NumericContract(dtype=dtype, threads=1)
     made.apply()
     return made
 
 
-def test_one_stepper_feeds_both_and_one_bit_is_seen(directory: Path, numeric: NumericContract) -> None:
+def test_one_stepper_feeds_both_and_one_bit_is_seen(directory, numeric):
     theirs = open_reference("tests.hf.bench_arm", directory, numeric)
     [ours] = open_ours(directory, numeric, (versions.matching_kernel(),))
     work = Workload.of(Contract.load(directory), 60, torch.device("cpu"))
@@ -76,6 +75,6 @@ def test_one_stepper_feeds_both_and_one_bit_is_seen(directory: Path, numeric: Nu
         assert digest(ours, my_cache, ours.model.logits(hidden)) != other
 
 
-def test_arm_names_its_release_and_its_kernel(directory: Path, numeric: NumericContract) -> None:
+def test_arm_names_its_release_and_its_kernel(directory, numeric):
     arm = bench_arm.open_arm(directory, numeric)
     assert arm.name == f"transformers {versions.INSTALLED}" and arm.kernel == versions.matching_kernel()

@@ -8,7 +8,7 @@ from tests.hf.decoding import pick
 
 
 @pytest.mark.parametrize("dtype_", [torch.bfloat16, torch.float32])
-def test_pick(dtype_: torch.dtype) -> None:
+def test_pick(dtype_):
     logits = torch.tensor([0.5, 2.0, 1.0, 2.0, 7.0], dtype=dtype_).expand(2, -1).contiguous()
     eligible = torch.tensor([True, True, True, True, False])
     assert pick(logits, eligible) == (1, 0.0, 2.0), "a tie goes to the lowest id, eligibility comes first"

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import minimodel.decoder
 from experiments.run.options import DEMO
 from minimodel.bits import bits, same_bits
 from minimodel.checkpoint import open_checkpoint
-from minimodel.decoder import Decoder
 from minimodel.load import load_model
 from minimodel.numerics import DTYPES
 from minimodel.selfcheck import copies_fault
@@ -26,13 +24,11 @@ from tests.hf.runs import Run, differing, run_ours, run_theirs
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-def test_model_with_roles(construction: str, our_runs: dict[str, Run], their_runs: dict[str, Run]) -> None:
+def test_model_with_roles(construction, our_runs, their_runs):
     assert differing(our_runs[construction], their_runs[construction]) == []
 
 
-def test_another_attention_kernel_is_seen(
-    directory: Path, dtype: str, asked: Request, their_runs: dict[str, Run]
-) -> None:
+def test_another_attention_kernel_is_seen(directory, dtype, asked, their_runs):
     """Eager differs in layer 1 first: layer 0's keys and values come before any attention. The other releases' kernel
     agrees in one call; token by token it depends on the CPU whether, and where, the two kernels differ."""
     eager, other = (load_model(directory, numeric(dtype, name)) for name in ("eager", versions.other_kernel()))
@@ -42,14 +38,14 @@ def test_another_attention_kernel_is_seen(
     assert not any(name.startswith("layer 0") for name in found)
 
 
-def test_constructions_differ_on_both_sides(our_runs: dict[str, Run], their_runs: dict[str, Run]) -> None:
+def test_constructions_differ_on_both_sides(our_runs, their_runs):
     """Prefill and incremental hold other bits; if they did not, the two rungs above would be one."""
     for runs in (our_runs, their_runs):
         held = [[pair for pair in runs[name].tensors if pair[0].startswith("layer")] for name in CONSTRUCTIONS[:2]]
         assert differing(Run(tuple(held[0])), Run(tuple(held[1])))
 
 
-def test_two_threads(directory: Path, dtype: str, ours: Decoder, theirs: Reference, asked: Request) -> None:
+def test_two_threads(directory, dtype, ours, theirs, asked):
     contract = numeric(dtype, threads=2)
     contract.apply()
     if fault := copies_fault(contract, ours.config):
@@ -59,7 +55,7 @@ def test_two_threads(directory: Path, dtype: str, ours: Decoder, theirs: Referen
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-def test_stock_model(construction: str, stock: Path, dtype: str) -> None:
+def test_stock_model(construction, stock, dtype):
     """Plain Qwen2.5: no roles, no mask, and transformers makes its own position ids."""
     model, reference = load_model(stock, numeric(dtype)), Reference(stock, DTYPES[dtype])
     asked = plain(model.config.vocab_size)
@@ -68,7 +64,7 @@ def test_stock_model(construction: str, stock: Path, dtype: str) -> None:
     assert differing(run_ours(model, other, construction), run_theirs(reference, asked, construction)) != []
 
 
-def test_whole_causal_model_call(stock: Path, dtype: str) -> None:
+def test_whole_causal_model_call(stock, dtype):
     """Qwen2ForCausalLM called as users call it (input ids, last logits only) gives our logits."""
     model, reference = load_model(stock, numeric(dtype)), Reference(stock, DTYPES[dtype])
     asked = plain(model.config.vocab_size)
@@ -100,7 +96,7 @@ def flip_one_bit(path: Path) -> None:
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
-FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+FAULTS = {
     # what is done to our copy of the checkpoint, and the first tensor in forward order that must show it
     "rope_base": (lambda path: with_config(path, {"rope_theta": 10_000.0}), "layer 0 key"),
     "role_row_off_by_one": (lambda path: with_contract(path, {"role_offset": 7}), "layer 0 key"),
@@ -110,9 +106,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
-def test_one_wrong_thing_is_seen(
-    fault: str, directory: Path, dtype: str, asked: Request, their_runs: dict[str, Run], tmp_path: Path
-) -> None:
+def test_one_wrong_thing_is_seen(fault, directory, dtype, asked, their_runs, tmp_path):
     break_it, first = FAULTS[fault]
     copy = Path(shutil.copytree(directory, tmp_path / "copy"))
     break_it(copy)
@@ -120,7 +114,7 @@ def test_one_wrong_thing_is_seen(
     assert found and found[0] == first
 
 
-def test_visibility_entry_is_seen(ours: Decoder, asked: Request, their_runs: dict[str, Run]) -> None:
+def test_visibility_entry_is_seen(ours, asked, their_runs):
     """Branch 3 sees branch 1: nothing before the attention of layer 0 moves, and everything after it."""
     assert asked.roles is not None
     wrong = replace(asked, mask=role_mask(asked.roles, tuple(tuple(row) for row in one_entry(3, 1))))
@@ -128,19 +122,17 @@ def test_visibility_entry_is_seen(ours: Decoder, asked: Request, their_runs: dic
     assert found[0] == "layer 1 key"
 
 
-def test_shifted_position_is_seen(ours: Decoder, asked: Request, their_runs: dict[str, Run]) -> None:
+def test_shifted_position_is_seen(ours, asked, their_runs):
     shifted = asked.position_ids.clone()
     shifted[:, 40:] -= 1
     found = differing(run_ours(ours, replace(asked, position_ids=shifted), "prefill"), their_runs["prefill"])
     assert found[0] == "layer 0 key"
 
 
-def test_norm_order_is_seen(
-    ours: Decoder, asked: Request, their_runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_norm_order_is_seen(ours, asked, their_runs, monkeypatch, dtype):
     """The weight product before the cast back: other bits in BF16, and no other ones in FP32, where no cast is."""
 
-    def early(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def early(hidden_states, weight, eps):
         wide = hidden_states.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return (weight.float() * (wide * scale)).to(hidden_states.dtype)
@@ -157,7 +149,7 @@ needs_demo = pytest.mark.skipif(
 
 @needs_demo
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-def test_demo(construction: str, dtype: str) -> None:
+def test_demo(construction, dtype):
     """The bundled checkpoint (BF16 weights, tied head) in both precisions, over blocks of the demo's lengths."""
     primary = DEMO / "primary"
     contract = numeric(dtype)

@@ -5,7 +5,6 @@ Our side is read through `observe`, so that the tested arithmetic is the running
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ POSITIONS = 40_000  # beyond Qwen2.5's 32,768
 
 
 @torch.inference_mode()
-def test_rope_table(ours: Decoder, theirs: Reference) -> None:
+def test_rope_table(ours, theirs):
     dtype, config = theirs.dtype, ours.config
     positions = torch.arange(POSITIONS)[None]
     cos, sin = theirs.model.model.rotary_emb(torch.empty(0, dtype=dtype), positions)
@@ -41,7 +40,7 @@ def test_rope_table(ours: Decoder, theirs: Reference) -> None:
 
 
 @torch.inference_mode()
-def test_rms_norm(ours: Decoder, theirs: Reference) -> None:
+def test_rms_norm(ours, theirs):
     module, dtype = theirs.model.model.layers[1].input_layernorm, theirs.dtype
     eps, weight = ours.config.rms_norm_eps, ours.layers[1].input_layernorm
     assert len(set(weight.tolist())) > 50, "the weight must be random for the order of the product to matter"
@@ -77,11 +76,11 @@ Steps = Callable[[str, str], list[dict[str, Tensor]]]
 
 
 @pytest.fixture(scope="module")
-def steps(directory: Path, dtype: str, asked: Request) -> Steps:
+def steps(directory, dtype, asked):
     """Our steps under a kernel in a construction, each computed once for both rungs."""
 
     @cache
-    def observed(kernel: str, construction: str) -> list[dict[str, Tensor]]:
+    def observed(kernel, construction):
         return observed_steps(load_model(directory, numeric(dtype, kernel)), asked, construction)
 
     return observed
@@ -117,7 +116,7 @@ RUNGS = {
 
 @pytest.mark.parametrize("construction", ["prefill", "incremental"])
 @pytest.mark.parametrize("rung", list(RUNGS))
-def test_attention_and_block(rung: str, construction: str, steps: Steps, theirs: Reference, asked: Request) -> None:
+def test_attention_and_block(rung, construction, steps, theirs, asked):
     before, after = RUNGS[rung]
     mine = steps(versions.matching_kernel(), construction)
     expected = module_outputs(theirs, rung, [step[before] for step in mine], asked, construction)
@@ -128,7 +127,7 @@ def test_attention_and_block(rung: str, construction: str, steps: Steps, theirs:
 
 
 @torch.inference_mode()
-def test_a_shifted_position_is_seen_by_one_attention(steps: Steps, theirs: Reference, asked: Request) -> None:
+def test_a_shifted_position_is_seen_by_one_attention(steps, theirs, asked):
     before, after = RUNGS["attention"]
     [step] = steps(versions.matching_kernel(), "prefill")
     shifted = asked.position_ids.clone()

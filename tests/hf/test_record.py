@@ -44,14 +44,14 @@ SAVED = ("--save-boundaries", "--trace", "t001")
 
 
 @pytest.fixture(scope="module")
-def theirs(study: Path, dtype: str) -> Path:
+def theirs(study, dtype):
     done = call(record.main, *inputs(study, dtype, "theirs", *SAVED))
     assert done.exit_code == 0, done.output
     return study / f"theirs-{dtype}"
 
 
 @pytest.fixture(scope="module")
-def ours(study: Path, dtype: str) -> Path:
+def ours(study, dtype):
     kernel = versions.matching_kernel()
     done = call(matrix.main, *inputs(study, dtype, "ours", "--kernels", kernel, *SAVED))
     assert done.exit_code == 0, done.output
@@ -59,7 +59,7 @@ def ours(study: Path, dtype: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def under_another_kernel(study: Path, dtype: str) -> Path:
+def under_another_kernel(study, dtype):
     done = call(matrix.main, *inputs(study, dtype, "other", "--attention", "eager"))
     assert done.exit_code == 0, done.output
     return study / f"other-{dtype}"
@@ -69,7 +69,7 @@ def rows(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
 
 
-def test_rows_are_ours_byte_for_byte(theirs: Path, ours: Path, under_another_kernel: Path) -> None:
+def test_rows_are_ours_byte_for_byte(theirs, ours, under_another_kernel):
     assert (theirs / "rows.jsonl").read_bytes() == (ours / "rows.jsonl").read_bytes()
     assert len(rows(theirs)) == ROWS and all(row["passed"] for row in rows(theirs))
     assert json.loads((theirs / "summary.json").read_text()) == json.loads((ours / "summary.json").read_text())
@@ -77,7 +77,7 @@ def test_rows_are_ours_byte_for_byte(theirs: Path, ours: Path, under_another_ker
     assert (under_another_kernel / "rows.jsonl").read_bytes() != (theirs / "rows.jsonl").read_bytes()
 
 
-def test_constructions_differ_in_the_recording(theirs: Path) -> None:
+def test_constructions_differ_in_the_recording(theirs):
     """Prefill against live is not exact and replicas are: equal digests above are not those of one construction."""
     for row in rows(theirs):
         exact = {pair: entry["cache"]["exact"] for pair, entry in row["comparisons"].items()}
@@ -87,9 +87,7 @@ def test_constructions_differ_in_the_recording(theirs: Path) -> None:
 @pytest.mark.parametrize(
     "folder, names, schema", [("boundaries", ("t000", "t001"), BOUNDARY), ("traces", ("t001",), TRACE)]
 )
-def test_saved_tensors_are_ours(
-    folder: str, names: tuple[str, ...], schema: str, theirs: Path, ours: Path, under_another_kernel: Path
-) -> None:
+def test_saved_tensors_are_ours(folder, names, schema, theirs, ours, under_another_kernel):
     files = sorted(f"{name}-{arm}.safetensors" for name in names for arm in ARMS)
     assert sorted(path.name for path in (theirs / folder).iterdir()) == files
     for file in files:
@@ -101,9 +99,7 @@ def test_saved_tensors_are_ours(
         assert (mine.header["source"], other.header["source"]) == ("stage-replay", record.SOURCE)
 
 
-def test_crosscheck_says_equal_and_names_the_kernel(
-    theirs: Path, ours: Path, under_another_kernel: Path, study: Path
-) -> None:
+def test_crosscheck_says_equal_and_names_the_kernel(theirs, ours, under_another_kernel, study):
     same = call(crosscheck.main, ours, theirs)
     assert same.exit_code == 0, same.output
     differs = call(crosscheck.main, under_another_kernel, theirs, "--checkpoint", study / "checkpoint")
@@ -113,7 +109,7 @@ def test_crosscheck_says_equal_and_names_the_kernel(
         assert call(crosscheck.main, ours / file, theirs / file).exit_code == 0
 
 
-def test_manifest_names_transformers_and_every_setting(theirs: Path, ours: Path, dtype: str) -> None:
+def test_manifest_names_transformers_and_every_setting(theirs, ours, dtype):
     mine, other = (json.loads((run / "manifest.json").read_text()) for run in (ours, theirs))
     [settings], [expected] = other["numeric"], mine["numeric"]
     assert settings["attention"] == f"{record.SOURCE} sdpa"
@@ -125,7 +121,7 @@ def test_manifest_names_transformers_and_every_setting(theirs: Path, ours: Path,
         assert mine[key] == other[key], key
 
 
-def test_incremental_arms(study: Path, theirs: Path, dtype: str) -> None:
+def test_incremental_arms(study, theirs, dtype):
     """--incremental adds two arms and three comparisons, equal to those of our own incremental boundary."""
     done = call(record.main, *inputs(study, dtype, "incremental", "--incremental", "--limit", 1))
     assert done.exit_code == 0, done.output
@@ -154,7 +150,7 @@ def test_incremental_arms(study: Path, theirs: Path, dtype: str) -> None:
         (("--devices", "cpu,cpu"), ("--device", "one device", "'cpu,cpu'")),
     ],
 )
-def test_bad_input_is_one_line(study: Path, more: tuple[str, ...], parts: tuple[str, ...]) -> None:
+def test_bad_input_is_one_line(study, more, parts):
     done = call(record.main, *inputs(study, "bf16", "refused", *more))
     lines = done.stderr.strip().splitlines()
     assert done.exit_code == 2 and len(lines) == 1, done.output
@@ -164,7 +160,7 @@ def test_bad_input_is_one_line(study: Path, more: tuple[str, ...], parts: tuple[
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (DEMO / "primary").exists(), reason="the demo checkpoint has not been trained yet")
-def test_demo_rows_are_ours(tmp_path: Path, dtype: str) -> None:
+def test_demo_rows_are_ours(tmp_path, dtype):
     """In processes of their own: either may start itself again in MKL's reproducible mode."""
     given = ["--dtype", dtype, "--limit", "3", "--quiet", "--out"]
     ours = ["experiments.matrix", *given, str(tmp_path / "ours"), "--kernels", versions.matching_kernel()]
@@ -174,7 +170,7 @@ def test_demo_rows_are_ours(tmp_path: Path, dtype: str) -> None:
     assert (tmp_path / "theirs" / "rows.jsonl").read_bytes() == (tmp_path / "ours" / "rows.jsonl").read_bytes()
 
 
-def test_without_transformers_the_recorder_says_what_to_install() -> None:
+def test_without_transformers_the_recorder_says_what_to_install():
     script = "import sys; sys.modules['transformers'] = None; import tests.hf.record"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""

@@ -1,7 +1,6 @@
 """Recorded rows: no arm shares memory with another, a written cache fails the row, and each gate its fault."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +18,11 @@ from tests.hf.reference import Reference
 
 
 @pytest.fixture(scope="module")
-def reference(study: Path) -> Reference:
+def reference(study):
     return Reference(study / "checkpoint", torch.bfloat16)
 
 
-def test_no_arm_shares_memory_with_another(reference: Reference, study: Path) -> None:
+def test_no_arm_shares_memory_with_another(reference, study):
     contract = Contract.load(study / "checkpoint")
     live = recording.record_live(reference, State.prompt(contract, "Which?", ["a", "b"]))
     recording.require_disjoint([live, recording.replica(live)])
@@ -31,7 +30,7 @@ def test_no_arm_shares_memory_with_another(reference: Reference, study: Path) ->
         recording.require_disjoint([live, live])
 
 
-def test_a_cache_written_by_a_continuation_fails_the_row(reference: Reference, study: Path) -> None:
+def test_a_cache_written_by_a_continuation_fails_the_row(reference, study):
     contract = Contract.load(study / "checkpoint")
     live = recording.record_live(reference, State.prompt(contract, "Which?", ["a", "b"]))
     recording.record_suffix(reference, live)
@@ -82,13 +81,11 @@ def faulty_copy(construction: str) -> Callable[[pytest.MonkeyPatch], None]:
         ("replica_incremental", faulty_copy("incremental")),
     ],
 )
-def test_a_gate_of_a_recording_fails_on_its_fault(
-    reference: Reference, study: Path, gate: str, fault: Callable[[pytest.MonkeyPatch], None]
-) -> None:
+def test_a_gate_of_a_recording_fails_on_its_fault(reference, study, gate, fault):
     task = Task("t", "Which?", ("a", "b"), "A")
     prompt = State.prompt(Contract.load(study / "checkpoint"), task.question, task.choices)
 
-    def gates() -> dict[str, bool]:
+    def gates():
         recording = record.IncrementalRecording(reference, [task], [prompt])
         return alone(recording.row(0, Progress(1, 0, quiet=True).row("a")))["gates"]
 

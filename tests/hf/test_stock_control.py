@@ -1,7 +1,5 @@
 """The stock control's generation is transformers' own `generate`: tokens, logits at every choice, and its end."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,12 +15,12 @@ NEW = 24
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_tokens_and_log_probabilities_are_those_of_generate(stock_directory: Path, dtype: str, copies: int) -> None:
+def test_tokens_and_log_probabilities_are_those_of_generate(stock_directory, dtype, copies):
     model = load_model(stock_directory, numeric(dtype))
     reference = Reference(stock_directory, DTYPES[dtype])
     given = torch.tensor([PROMPT] * copies)
 
-    def theirs(stop: list[int]) -> tuple[list[int], list[float]]:
+    def theirs(stop):
         out = reference.model.generate(
             given,
             attention_mask=torch.ones_like(given),

@@ -14,13 +14,13 @@ from tests.hf import versions
     [("4.46.3", "repeat_kv"), ("4.57.6", "repeat_kv"), ("5.3.0", "repeat_kv"), ("5.22.0", "repeat_kv")]
     + [("5.23.0", "packed_gqa"), ("5.24.0", "packed_gqa"), ("5.30.0.dev0", "packed_gqa")],
 )
-def test_kernel_of_a_release(version: str, kernel: str) -> None:
+def test_kernel_of_a_release(version, kernel):
     assert versions.matching_kernel(version) == kernel
     assert {versions.matching_kernel(version), versions.other_kernel(version)} == {"repeat_kv", "packed_gqa"}
 
 
 @pytest.mark.parametrize("version", ["6.0.0", "3.5.1", "4.45.2", "5", "main", ""])
-def test_unknown_release_is_refused(version: str) -> None:
+def test_unknown_release_is_refused(version):
     with pytest.raises(InputError, match=r"transformers version: expected .* found"):
         versions.matching_kernel(version)
 
@@ -29,7 +29,7 @@ def layer(number: float) -> SimpleNamespace:
     return SimpleNamespace(keys=torch.full((1, 1, 2, 4), number), values=torch.full((1, 1, 2, 4), -number))
 
 
-def test_both_cache_interfaces_are_read() -> None:
+def test_both_cache_interfaces_are_read():
     layered = SimpleNamespace(layers=[layer(1.0), layer(2.0)])
     listed = SimpleNamespace(
         key_cache=[held.keys for held in layered.layers], value_cache=[held.values for held in layered.layers]
@@ -42,12 +42,12 @@ def test_both_cache_interfaces_are_read() -> None:
 
 
 @pytest.mark.parametrize("cache", [SimpleNamespace(), SimpleNamespace(layers=[SimpleNamespace(kv=1)])])
-def test_another_cache_interface_is_refused_with_the_version(cache: SimpleNamespace) -> None:
+def test_another_cache_interface_is_refused_with_the_version(cache):
     with pytest.raises(InputError, match=f"transformers {versions.INSTALLED}: SimpleNamespace: expected .* neither"):
         versions.keys_and_values(cache)
 
 
-def test_the_installed_cache_is_read() -> None:
+def test_the_installed_cache_is_read():
     cache = versions.new_cache()
     keys, values = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 3, 4)
     cache.update(keys, values, 0)
@@ -57,7 +57,7 @@ def test_the_installed_cache_is_read() -> None:
     assert torch.equal(held_values, torch.cat([values, values[:, :, :1]], dim=2))
 
 
-def test_argument_names_of_the_installed_release() -> None:
+def test_argument_names_of_the_installed_release():
     model = versions.modeling_qwen2
     assert versions.cache_argument(model.Qwen2Model.forward) in ("cache", "past_key_values")
     assert versions.cache_argument(model.Qwen2Attention.forward) in ("cache", "past_key_values", "past_key_value")

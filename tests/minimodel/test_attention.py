@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.attention import ATTENTION_KERNELS, Attention, repeat_heads
+from minimodel.attention import ATTENTION_KERNELS, repeat_heads
 from minimodel.bits import same_bits
 from minimodel.roles import causal_mask
 from tests.helpers import random_tensor
@@ -54,7 +54,7 @@ def error(out: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 13), (13, 13), (5, 13)])
-def test_kernel_against_the_float64_reference(name: str, dtype: torch.dtype, queries: int, keys: int) -> None:
+def test_kernel_against_the_float64_reference(name, dtype, queries, keys):
     query, key, value, mask = inputs(dtype, queries, keys)
     exact = reference(query, key, value, mask, 0.2)
     out = ATTENTION_KERNELS[name](query, key, value, mask, 0.2)
@@ -72,7 +72,7 @@ def test_kernel_against_the_float64_reference(name: str, dtype: torch.dtype, que
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("queries", [1, 9])
-def test_no_mask_means_causal(name: str, queries: int) -> None:
+def test_no_mask_means_causal(name, queries):
     query, key, value, _ = inputs(torch.float64, queries, 9)
     exact = reference(query, key, value, causal_mask(queries, 9, query.device), 0.2)
     assert error(ATTENTION_KERNELS[name](query, key, value, None, 0.2), exact) < 1e-12
@@ -80,7 +80,7 @@ def test_no_mask_means_causal(name: str, queries: int) -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("queries", [2, 5])
-def test_no_mask_means_causal_from_the_last_key_where_there_are_more_keys(name: str, queries: int) -> None:
+def test_no_mask_means_causal_from_the_last_key_where_there_are_more_keys(name, queries):
     """SDPA's is_causal counts rows from the first key; a decoder whose cache holds tokens means the last ones."""
     query, key, value, _ = inputs(torch.float64, queries, 9)
     out = ATTENTION_KERNELS[name](query, key, value, None, 0.2)
@@ -94,7 +94,7 @@ def test_no_mask_means_causal_from_the_last_key_where_there_are_more_keys(name: 
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("queries", [1, 3])
-def test_fourteen_query_heads_over_two(name: str, queries: int) -> None:
+def test_fourteen_query_heads_over_two(name, queries):
     """onnx/onnx 7274 (case 7): V of head 0 all 1, of head 1 all 2."""
     query, key, _, mask = inputs(torch.float32, queries, 5, heads=14)
     value = torch.ones(2, 2, 5, 32)
@@ -106,7 +106,7 @@ def test_fourteen_query_heads_over_two(name: str, queries: int) -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_dead_rows_are_zeros_and_nothing_they_see_matters(name: str, dtype: torch.dtype) -> None:
+def test_dead_rows_are_zeros_and_nothing_they_see_matters(name, dtype):
     """pytorch/pytorch 103749 (case 4)."""
     query, key, value, mask = inputs(dtype, 4, 6)
     mask[0, 0, 1:3] = False
@@ -120,7 +120,7 @@ def test_dead_rows_are_zeros_and_nothing_they_see_matters(name: str, dtype: torc
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_single_dead_query_is_zeros(name: str) -> None:
+def test_a_single_dead_query_is_zeros(name):
     query, key, value, mask = inputs(torch.bfloat16, 1, 6)
     mask[1] = False
     out = ATTENTION_KERNELS[name](query, key, value, mask, 0.2)
@@ -129,7 +129,7 @@ def test_a_single_dead_query_is_zeros(name: str) -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("queries", [1, 6])
-def test_masked_keys_and_values_do_not_move_a_bit(name: str, queries: int) -> None:
+def test_masked_keys_and_values_do_not_move_a_bit(name, queries):
     query, key, value, mask = inputs(torch.bfloat16, queries, 6)
     mask[..., 3] = False
     if queries > 1:
@@ -145,7 +145,7 @@ def test_masked_keys_and_values_do_not_move_a_bit(name: str, queries: int) -> No
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_views_into_a_longer_cache_give_the_bits_of_compact_tensors(name: str, dtype: torch.dtype) -> None:
+def test_views_into_a_longer_cache_give_the_bits_of_compact_tensors(name, dtype):
     query, key, value, mask = inputs(dtype, 1, 13)
     long_key, long_value = (torch.full((2, 2, 40, 32), float("nan"), dtype=dtype) for _ in range(2))
     long_key[:, :, :13], long_value[:, :, :13] = key, value
@@ -155,7 +155,7 @@ def test_views_into_a_longer_cache_give_the_bits_of_compact_tensors(name: str, d
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_inputs_are_not_written(name: str) -> None:
+def test_inputs_are_not_written(name):
     tensors = inputs(torch.bfloat16, 4, 6)
     before = [tensor.clone() for tensor in tensors]
     ATTENTION_KERNELS[name](*tensors, 0.2)
@@ -171,7 +171,7 @@ def by_hand(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, ca
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries", [1, 13])
-def test_repeat_kv_is_sdpa_over_repeated_heads(dtype: torch.dtype, queries: int) -> None:
+def test_repeat_kv_is_sdpa_over_repeated_heads(dtype, queries):
     query, key, value, mask = inputs(dtype, queries, 13)
     repeat_kv = ATTENTION_KERNELS["repeat_kv"]
     out = repeat_kv(query, key, value, mask, 0.2)
@@ -181,7 +181,7 @@ def test_repeat_kv_is_sdpa_over_repeated_heads(dtype: torch.dtype, queries: int)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_packed_gqa_takes_a_single_query_head_by_head_as_rows(dtype: torch.dtype) -> None:
+def test_packed_gqa_takes_a_single_query_head_by_head_as_rows(dtype):
     query, key, value, mask = inputs(dtype, 1, 13)
     rows = query.view(2, 2, 3, 32)  # heads 0-2 read K/V head 0, heads 3-5 head 1
     out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=0.2).reshape(2, 1, 6, 32)
@@ -191,14 +191,14 @@ def test_packed_gqa_takes_a_single_query_head_by_head_as_rows(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_packed_gqa_repeats_for_several_queries(dtype: torch.dtype) -> None:
+def test_packed_gqa_repeats_for_several_queries(dtype):
     query, key, value, mask = inputs(dtype, 13, 13)
     assert same_bits(ATTENTION_KERNELS["packed_gqa"](query, key, value, mask, 0.2), by_hand(query, key, value, mask))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("queries", [1, 13])
-def test_enable_gqa_gives_the_bits_of_repeated_heads(dtype: torch.dtype, queries: int) -> None:
+def test_enable_gqa_gives_the_bits_of_repeated_heads(dtype, queries):
     query, key, value, mask = inputs(dtype, queries, 13)
     grouped = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.2, enable_gqa=True)
     repeated = by_hand(query, key, value, mask)
@@ -209,16 +209,16 @@ def test_enable_gqa_gives_the_bits_of_repeated_heads(dtype: torch.dtype, queries
     assert not same_bits(other.transpose(1, 2), repeated)
 
 
-def test_repeated_heads_stand_side_by_side() -> None:
+def test_repeated_heads_stand_side_by_side():
     heads = torch.tensor([10.0, 20.0]).view(1, 2, 1, 1)
     assert repeat_heads(heads, 3).flatten().tolist() == [10, 10, 10, 20, 20, 20]
     assert repeat_heads(heads, 1) is heads
 
 
-def test_kernels_agree_with_eager_to_rounding_only() -> None:
+def test_kernels_agree_with_eager_to_rounding_only():
     """eager is the specification; the others are named because their bits may differ, their values may not."""
     query, key, value, mask = inputs(torch.bfloat16, 5, 13)
-    eager: Attention = ATTENTION_KERNELS["eager"]
+    eager = ATTENTION_KERNELS["eager"]
     for name in KERNELS:
         out = ATTENTION_KERNELS[name](query, key, value, mask, 0.2)
         assert error(out, eager(query, key, value, mask, 0.2).double()) <= 8 * 2**-8 * float(value.abs().max()), name

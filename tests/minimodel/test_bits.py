@@ -9,13 +9,13 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_zeros_of_two_signs_differ(dtype: torch.dtype) -> None:
+def test_zeros_of_two_signs_differ(dtype):
     plus, minus = torch.zeros(3, dtype=dtype), -torch.zeros(3, dtype=dtype)
     assert torch.equal(plus, minus) and not same_bits(plus, minus)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_nan_equals_itself_and_no_other_payload(dtype: torch.dtype) -> None:
+def test_a_nan_equals_itself_and_no_other_payload(dtype):
     """pytorch/pytorch 137337 (case 17)."""
     nan = torch.full((2,), float("nan"), dtype=dtype)
     other = nan.clone()
@@ -24,13 +24,13 @@ def test_a_nan_equals_itself_and_no_other_payload(dtype: torch.dtype) -> None:
     assert other.isnan().all() and not same_bits(nan, other)
 
 
-def test_dtype_and_shape_belong_to_equality() -> None:
+def test_dtype_and_shape_belong_to_equality():
     assert torch.equal(torch.ones(2), torch.ones(2).to(torch.bfloat16))
     assert not same_bits(torch.ones(2), torch.ones(2).to(torch.bfloat16))
     assert not same_bits(torch.zeros(2, 3), torch.zeros(3, 2))
     assert not same_bits(torch.zeros(2, dtype=torch.int16), torch.zeros(2, dtype=torch.bfloat16))
 
 
-def test_bits_are_a_view_and_follow_strides() -> None:
+def test_bits_are_a_view_and_follow_strides():
     x = torch.arange(6.0).view(2, 3)
     assert bits(x).data_ptr() == x.data_ptr() and same_bits(x.T, x.T.contiguous())

@@ -21,7 +21,7 @@ def rewrite(directory: Path, change: dict[str, Tensor | None], file: str = "mode
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, directory / file)
 
 
-def test_an_adapted_and_a_stock_directory(directory: Path, tmp_path: Path) -> None:
+def test_an_adapted_and_a_stock_directory(directory, tmp_path):
     adapted, stock = open_checkpoint(directory), open_checkpoint(write_checkpoint(tmp_path / "stock", stock=True))
     assert adapted.contract is not None and stock.contract is None
     assert set(adapted.tensors) - set(stock.tensors) == {"role_embedding.weight"}
@@ -30,7 +30,7 @@ def test_an_adapted_and_a_stock_directory(directory: Path, tmp_path: Path) -> No
     assert adapted.warnings == stock.warnings == ()
 
 
-def test_no_directory_is_refused(tmp_path: Path) -> None:
+def test_no_directory_is_refused(tmp_path):
     with refused("expected a checkpoint directory", "nothing"):
         open_checkpoint(tmp_path / "none")
     (tmp_path / "file").touch()
@@ -40,7 +40,7 @@ def test_no_directory_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_a_missing_a_strange_and_a_misshapen_tensor_are_refused_by_name(directory: Path) -> None:
+def test_a_missing_a_strange_and_a_misshapen_tensor_are_refused_by_name(directory):
     name = "model.layers.1.self_attn.k_proj.bias"
     whole = (directory / "model.safetensors").read_bytes()
     rewrite(directory, {name: None})
@@ -56,14 +56,14 @@ def test_a_missing_a_strange_and_a_misshapen_tensor_are_refused_by_name(director
         open_checkpoint(directory)
 
 
-def test_a_saved_inverse_frequency_buffer_is_left_out_with_a_warning(directory: Path) -> None:
+def test_a_saved_inverse_frequency_buffer_is_left_out_with_a_warning(directory):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     rewrite(directory, {name: torch.zeros(16)})
     opened = open_checkpoint(directory)
     assert name not in opened.tensors and any(name in warning for warning in opened.warnings)
 
 
-def test_tied_with_another_head_in_the_file_keeps_it_with_a_warning(tmp_path: Path) -> None:
+def test_tied_with_another_head_in_the_file_keeps_it_with_a_warning(tmp_path):
     """vllm-project/vllm 51665 (case 10)."""
     directory = write_checkpoint(tmp_path / "tied", config={"tie_word_embeddings": True}, stock=True)
     assert open_checkpoint(directory).warnings == ()
@@ -74,14 +74,14 @@ def test_tied_with_another_head_in_the_file_keeps_it_with_a_warning(tmp_path: Pa
     assert any("lm_head.weight" in warning and "tie_word_embeddings" in warning for warning in opened.warnings)
 
 
-def test_untied_without_a_head_is_refused(directory: Path) -> None:
+def test_untied_without_a_head_is_refused(directory):
     """vllm-project/vllm 51665, the other half (case 10)."""
     rewrite(directory, {"lm_head.weight": None})
     with refused("lm_head.weight", "[288, 128]", "none"):
         open_checkpoint(directory)
 
 
-def test_role_table_and_contract_come_together(directory: Path) -> None:
+def test_role_table_and_contract_come_together(directory):
     contract = (directory / "contract.json").read_bytes()
     (directory / "contract.json").unlink()
     with refused("role_embedding.safetensors", "contract.json", "only one"):
@@ -92,7 +92,7 @@ def test_role_table_and_contract_come_together(directory: Path) -> None:
         open_checkpoint(directory)
 
 
-def test_a_pickled_role_table_is_never_read_and_the_command_is_named(directory: Path) -> None:
+def test_a_pickled_role_table_is_never_read_and_the_command_is_named(directory):
     (directory / "role_embedding.safetensors").unlink()
     (directory / "role_embedding.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'false'\ntR.")
     with refused("role_embedding.pt", "pickles are never read", "python -m experiments.adapt"):
@@ -109,13 +109,13 @@ def test_a_pickled_role_table_is_never_read_and_the_command_is_named(directory: 
         ({"weight": torch.zeros(13, 128)}, "at least 14"),
     ],
 )
-def test_a_role_table_of_another_shape_is_refused(directory: Path, tensors: dict[str, Tensor], part: str) -> None:
+def test_a_role_table_of_another_shape_is_refused(directory, tensors, part):
     save_file(tensors, directory / "role_embedding.safetensors")
     with refused("role_embedding.safetensors", part):
         open_checkpoint(directory)
 
 
-def test_rows_needed_follow_the_contracts_offset(directory: Path) -> None:
+def test_rows_needed_follow_the_contracts_offset(directory):
     edit_json(directory / "contract.json", role_offset=9)
     with refused("at least 15", "14"):
         open_checkpoint(directory)
@@ -123,7 +123,7 @@ def test_rows_needed_follow_the_contracts_offset(directory: Path) -> None:
     open_checkpoint(directory)
 
 
-def test_digests_name_every_file_that_decides_a_bit(directory: Path) -> None:
+def test_digests_name_every_file_that_decides_a_bit(directory):
     single = file_digests(directory)
     assert list(single) == [
         "config.json",

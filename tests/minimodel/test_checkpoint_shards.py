@@ -22,12 +22,12 @@ def index_with(directory: Path, file: Any) -> None:
 
 
 @pytest.fixture
-def sharded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sharded(directory, monkeypatch):
     """A sharded checkpoint; a shard opened before the index has been checked is a failure."""
     split_into_shards(directory, 2)
     open_checkpoint(directory)
 
-    def opened_too_early(*args: Any) -> None:
+    def opened_too_early(*args):
         raise AssertionError(f"opened before the whole index was checked: {args}")
 
     monkeypatch.setattr(checkpoint, "table_of_contents", opened_too_early)
@@ -38,7 +38,7 @@ def sharded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "file",
     ["../x.safetensors", "/tmp/x.safetensors", "sub/x.safetensors", "..", "", "x\0y", "n" * 300, "\ud800", 5, None, []],
 )
-def test_index_entries_that_are_no_plain_file_names_are_refused(sharded: Path, file: Any) -> None:
+def test_index_entries_that_are_no_plain_file_names_are_refused(sharded, file):
     """huggingface/transformers 47176, sgl-project/sglang 32279 (case 11)."""
     (sharded.parent / "x.safetensors").write_bytes(b"x")
     index_with(sharded, file)
@@ -46,7 +46,7 @@ def test_index_entries_that_are_no_plain_file_names_are_refused(sharded: Path, f
         open_checkpoint(sharded)
 
 
-def test_an_index_entry_that_is_a_link_leading_outside_is_refused(sharded: Path) -> None:
+def test_an_index_entry_that_is_a_link_leading_outside_is_refused(sharded):
     (sharded.parent / "x.safetensors").write_bytes(b"x")
     (sharded / "inner.safetensors").symlink_to(sharded.parent / "x.safetensors")
     index_with(sharded, "inner.safetensors")
@@ -54,20 +54,20 @@ def test_an_index_entry_that_is_a_link_leading_outside_is_refused(sharded: Path)
         open_checkpoint(sharded)
 
 
-def test_a_missing_shard_is_refused(sharded: Path) -> None:
+def test_a_missing_shard_is_refused(sharded):
     (sharded / "model-00002-of-00002.safetensors").unlink()
     with refused("model-00002-of-00002.safetensors", "no such file"):
         open_checkpoint(sharded)
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, [], "x", 3])
-def test_an_index_without_a_map_is_refused(sharded: Path, weight_map: Any) -> None:
+def test_an_index_without_a_map_is_refused(sharded, weight_map):
     edit_json(sharded / "model.safetensors.index.json", weight_map=weight_map)
     with refused("model.safetensors.index.json", "weight_map"):
         open_checkpoint(sharded)
 
 
-def test_an_index_that_misplaces_or_forgets_a_tensor_is_refused(directory: Path) -> None:
+def test_an_index_that_misplaces_or_forgets_a_tensor_is_refused(directory):
     split_into_shards(directory, 2)
     path = directory / "model.safetensors.index.json"
     right = json.loads(path.read_text())["weight_map"]
@@ -82,7 +82,7 @@ def test_an_index_that_misplaces_or_forgets_a_tensor_is_refused(directory: Path)
     open_checkpoint(directory)
 
 
-def test_a_single_file_beside_an_index_is_refused(directory: Path) -> None:
+def test_a_single_file_beside_an_index_is_refused(directory):
     single = (directory / "model.safetensors").read_bytes()
     split_into_shards(directory, 2)
     (directory / "model.safetensors").write_bytes(single)
@@ -90,7 +90,7 @@ def test_a_single_file_beside_an_index_is_refused(directory: Path) -> None:
         open_checkpoint(directory)
 
 
-def test_a_single_file_beside_an_index_that_names_it_alone_is_read(directory: Path) -> None:
+def test_a_single_file_beside_an_index_that_names_it_alone_is_read(directory):
     """Some exporters write an index even for one file."""
     names = list(open_checkpoint(directory).tensors)
     names.remove("role_embedding.weight")
@@ -104,7 +104,7 @@ def test_a_single_file_beside_an_index_that_names_it_alone_is_read(directory: Pa
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-00002-of-00002.safetensors", "contract.json"])
-def test_a_file_that_changed_after_the_checkpoint_was_opened_is_refused(directory: Path, name: str) -> None:
+def test_a_file_that_changed_after_the_checkpoint_was_opened_is_refused(directory, name):
     """What a manifest records are the digests of what was read: nothing may change between the two."""
     split_into_shards(directory, 2)
     checkpoint = open_checkpoint(directory)
@@ -117,7 +117,7 @@ def test_a_file_that_changed_after_the_checkpoint_was_opened_is_refused(director
     load_and_digest(open_checkpoint(directory))
 
 
-def test_a_file_that_appears_or_goes_is_a_change_too(directory: Path) -> None:
+def test_a_file_that_appears_or_goes_is_a_change_too(directory):
     checkpoint = open_checkpoint(directory)
     tokenizer = directory / "tokenizer.json"
     data = tokenizer.read_bytes()

@@ -15,7 +15,7 @@ def read(**changes: Any) -> ModelConfig:
     return ModelConfig.from_dict({key: value for key, value in raw.items() if value is not ...})
 
 
-def test_sizes_and_derived_head_size() -> None:
+def test_sizes_and_derived_head_size():
     config = read()
     assert (config.hidden_size, config.head_dim, config.num_key_value_groups) == (128, 32, 2)
     assert read(head_dim=16).head_dim == 16
@@ -32,17 +32,17 @@ def test_sizes_and_derived_head_size() -> None:
         {"rope_theta": 5000.0, "rope_scaling": None, "rope_parameters": None},
     ],
 )
-def test_rope_base_is_read_in_both_spellings(spelling: dict[str, Any]) -> None:
+def test_rope_base_is_read_in_both_spellings(spelling):
     """microsoft/DeepSpeed 8345, THUDM/slime 1720: the other spelling silently gave base 10,000 (case 8)."""
     assert read(**spelling).rope_theta == 5000.0
 
 
-def test_rope_bases_that_disagree_are_refused_by_their_keys() -> None:
+def test_rope_bases_that_disagree_are_refused_by_their_keys():
     with refused("rope_theta 5000.0", "rope_parameters.rope_theta 10000.0"):
         read(rope_theta=5000.0, rope_parameters={"rope_theta": 10000.0})
 
 
-def test_missing_rope_base_is_refused_by_both_keys() -> None:
+def test_missing_rope_base_is_refused_by_both_keys():
     with refused("rope_theta", "rope_parameters.rope_theta", "neither"):
         read(rope_theta=...)
 
@@ -59,13 +59,13 @@ def test_missing_rope_base_is_refused_by_both_keys() -> None:
         ({"rope_scaling": "yarn"}, "rope_scaling"),
     ],
 )
-def test_scaled_rope_is_refused_by_its_key(change: dict[str, Any], key: str) -> None:
+def test_scaled_rope_is_refused_by_its_key(change, key):
     with refused(key):
         read(**change)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, True, "1e6", float("inf"), float("nan"), 10**400, []])
-def test_rope_base_that_is_no_positive_number_is_refused(value: Any) -> None:
+def test_rope_base_that_is_no_positive_number_is_refused(value):
     with refused("config.json: rope_theta", "positive number"):
         read(rope_theta=value)
 
@@ -80,7 +80,7 @@ def test_rope_base_that_is_no_positive_number_is_refused(value: Any) -> None:
         {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention"] * 3},
     ],
 )
-def test_window_number_without_a_sliding_layer_changes_nothing(flags: dict[str, Any]) -> None:
+def test_window_number_without_a_sliding_layer_changes_nothing(flags):
     """huggingface/transformers 38002: the number counts only when switched on, and then only in sliding layers."""
     assert read(**flags) == read()
 
@@ -95,7 +95,7 @@ def test_window_number_without_a_sliding_layer_changes_nothing(flags: dict[str, 
         ({"use_sliding_window": 1}, "use_sliding_window"),
     ],
 )
-def test_sliding_layers_are_refused(flags: dict[str, Any], key: str) -> None:
+def test_sliding_layers_are_refused(flags, key):
     """huggingface/transformers 38002, the other half (case 9)."""
     with refused(key):
         read(**flags)
@@ -112,25 +112,25 @@ def test_sliding_layers_are_refused(flags: dict[str, Any], key: str) -> None:
         ({"quantization_config": None, "layer_types": None, "head_dim": None, "architectures": None}, {}),
     ],
 )
-def test_nulls_take_the_defaults_that_transformers_takes(nulls: dict[str, Any], same: dict[str, Any]) -> None:
+def test_nulls_take_the_defaults_that_transformers_takes(nulls, same):
     """As 4.57 and, where its own checks let them pass, 5.24 take them."""
     assert read(**nulls) == read(**same)
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "rms_norm_eps", "max_position_embeddings", "hidden_act", "vocab_size"])
-def test_nulls_without_a_default_are_refused_by_their_key(key: str) -> None:
+def test_nulls_without_a_default_are_refused_by_their_key(key):
     with refused(f"config.json: {key}", "found None"):
         read(**{key: None})
 
 
-def test_a_missing_count_of_key_value_heads_is_refused() -> None:
+def test_a_missing_count_of_key_value_heads_is_refused():
     """transformers takes 32 then, whatever the number of query heads."""
     with refused("config.json: num_key_value_heads", "found None"):
         read(num_key_value_heads=...)
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
-def test_layer_types_of_another_length_are_refused(count: int) -> None:
+def test_layer_types_of_another_length_are_refused(count):
     with refused("config.json: layer_types", "num_hidden_layers 3", f"found {count}"):
         read(layer_types=["full_attention"] * count)
     assert read(layer_types=["full_attention"] * 3) == read()
@@ -156,12 +156,12 @@ def test_layer_types_of_another_length_are_refused(count: int) -> None:
         ({"tie_word_embeddings": "yes"}, ("tie_word_embeddings", "'yes'")),
     ],
 )
-def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], parts: tuple[str, ...]) -> None:
+def test_what_is_not_implemented_is_refused_by_name(change, parts):
     with refused("config.json", *parts):
         read(**change)
 
 
-def test_fourteen_heads_over_four_are_refused_and_over_two_are_not() -> None:
+def test_fourteen_heads_over_four_are_refused_and_over_two_are_not():
     """onnx/onnx 7274 (case 7)."""
     assert read(num_attention_heads=14, num_key_value_heads=2, hidden_size=448).num_key_value_groups == 7
     with refused("num_attention_heads", "4", "14"):

@@ -1,7 +1,6 @@
 """The decoder: against the float64 reference, stock and adapted, its masks and its gradients."""
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +22,7 @@ from tests.tiny import write_checkpoint
 
 @pytest.mark.parametrize("attention_kernel", sorted(ATTENTION_KERNELS))
 @pytest.mark.parametrize(("dtype", "bound"), [("fp64", 1e-11), ("fp32", 1e-4), ("bf16", 0.3)])
-def test_decoder_against_the_float64_reference(
-    tiny_directory: Path, attention_kernel: str, dtype: str, bound: float
-) -> None:
+def test_decoder_against_the_float64_reference(tiny_directory, attention_kernel, dtype, bound):
     model = load_model(tiny_directory, numeric(dtype, attention=attention_kernel), copies=1)
     cache = KVCache.for_model(model, 1, 16)
     hidden = call(model, cache)
@@ -46,7 +43,7 @@ def test_decoder_against_the_float64_reference(
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("fp64", 1e-11), ("fp32", 1e-4)])
-def test_a_stock_checkpoint_runs_as_plain_qwen(stock_directory: Path, dtype: str, bound: float) -> None:
+def test_a_stock_checkpoint_runs_as_plain_qwen(stock_directory, dtype, bound):
     model = load_model(stock_directory, numeric(dtype), copies=1)
     exact = reference(stock_directory, None)[0]
     assert np.abs(call(model, roles=None, mask=None)[0].double().numpy() - exact).max() < bound
@@ -55,7 +52,7 @@ def test_a_stock_checkpoint_runs_as_plain_qwen(stock_directory: Path, dtype: str
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_stock_bits_are_those_of_a_zero_role_table(tmp_path: Path, stock_directory: Path, dtype: str) -> None:
+def test_stock_bits_are_those_of_a_zero_role_table(tmp_path, stock_directory, dtype):
     zero = write_checkpoint(tmp_path / "zero")
     save_file({"weight": torch.zeros(14, 128, dtype=torch.bfloat16)}, zero / "role_embedding.safetensors")
     stock, adapted = (load_model(directory, numeric(dtype)) for directory in (stock_directory, zero))
@@ -65,14 +62,14 @@ def test_stock_bits_are_those_of_a_zero_role_table(tmp_path: Path, stock_directo
     assert not same_bits(call(stock, roles=None, mask=None), call(load_model(zero, numeric(dtype)), mask=None))
 
 
-def test_roles_go_with_a_role_table_and_only_with_one(bf16: Decoder, stock_directory: Path) -> None:
+def test_roles_go_with_a_role_table_and_only_with_one(bf16, stock_directory):
     with refused("roles", "a role table"):
         call(bf16, roles=None)
     with refused("roles", "no role table"):
         call(load_model(stock_directory, numeric("bf16")))
 
 
-def test_raw_role_r_reads_row_offset_plus_r(bf16: Decoder, tmp_path: Path) -> None:
+def test_raw_role_r_reads_row_offset_plus_r(bf16, tmp_path):
     assert bf16.role_embedding is not None
     embedded = bf16.embed(torch.tensor([TOKENS]), torch.tensor([ROLES]))
     rows = bf16.role_embedding[[8 + role for role in ROLES]]
@@ -82,7 +79,7 @@ def test_raw_role_r_reads_row_offset_plus_r(bf16: Decoder, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_a_mask_that_is_not_bool_is_refused(bf16: Decoder, dtype: torch.dtype) -> None:
+def test_a_mask_that_is_not_bool_is_refused(bf16, dtype):
     """pytorch/pytorch 103963 (case 5)."""
     mask = attention_mask(torch.tensor([ROLES]), torch.tensor([ROLES]))
     with refused("mask dtype", "torch.bool", str(dtype)):
@@ -91,7 +88,7 @@ def test_a_mask_that_is_not_bool_is_refused(bf16: Decoder, dtype: torch.dtype) -
         call(bf16, mask=mask[..., :-1])
 
 
-def test_no_mask_is_causal_over_the_cache_too(stock_directory: Path) -> None:
+def test_no_mask_is_causal_over_the_cache_too(stock_directory):
     model = load_model(stock_directory, numeric("fp32"))
     cache = KVCache.for_model(model, 1, 10)
     tokens, positions = torch.tensor([TOKENS]), torch.arange(len(TOKENS))[None]
@@ -102,7 +99,7 @@ def test_no_mask_is_causal_over_the_cache_too(stock_directory: Path) -> None:
     assert (torch.cat(parts, dim=1) - call(model, roles=None, mask=None)).abs().max() < 1e-4
 
 
-def test_parameters_that_require_gradients_train(tiny_directory: Path) -> None:
+def test_parameters_that_require_gradients_train(tiny_directory):
     weights = load_file(tiny_directory / "model.safetensors")
     table = load_file(tiny_directory / "role_embedding.safetensors")["weight"]
     named = {**weights, "role_embedding.weight": table}
@@ -129,7 +126,7 @@ def test_parameters_that_require_gradients_train(tiny_directory: Path) -> None:
         ("position_ids", 1024, "0 to 1023"),
     ],
 )
-def test_ids_out_of_range_are_refused_by_name(bf16: Decoder, name: str, value: int, expected: str) -> None:
+def test_ids_out_of_range_are_refused_by_name(bf16, name, value, expected):
     """-1 would read the last row of a table, and role 6 a row behind the answer's where the table has one."""
     given = {"input_ids": [list(TOKENS)], "roles": [list(ROLES)], "position_ids": [list(range(len(TOKENS)))]}
     bf16(*(torch.tensor(ids) for ids in given.values()), None)
@@ -138,7 +135,7 @@ def test_ids_out_of_range_are_refused_by_name(bf16: Decoder, name: str, value: i
         bf16(*(torch.tensor(ids) for ids in given.values()), None)
 
 
-def test_a_position_beyond_the_keys_takes_its_own_row_of_the_rotary_table(bf16: Decoder) -> None:
+def test_a_position_beyond_the_keys_takes_its_own_row_of_the_rotary_table(bf16):
     """A first table has 512 rows: position 900 of a short call needs more, and gets the bits of a longer table."""
     tokens, roles = torch.tensor([TOKENS]), torch.tensor([ROLES])
     far = torch.arange(900, 900 + len(TOKENS))[None]

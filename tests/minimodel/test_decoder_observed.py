@@ -2,7 +2,6 @@
 
 import torch
 
-from minimodel import Decoder
 from minimodel.bits import same_bits
 from minimodel.roles import attention_mask
 from tests.minimodel.forward import LAYERS, ROLES, TOKENS, call
@@ -23,9 +22,9 @@ def expected_names() -> list[str]:
     return ["embed", *(f"layers.{i}.{step}" for i in range(LAYERS) for step in layer), "norm", "logits"]
 
 
-def test_observed_steps_are_complete_in_order_and_leave_the_bits_alone(bf16: Decoder) -> None:
+def test_observed_steps_are_complete_in_order_and_leave_the_bits_alone(bf16):
     plain = call(bf16)
-    seen: list[tuple[str, torch.Tensor]] = []
+    seen = []
     roles = torch.tensor([ROLES])
     with torch.inference_mode():
         hidden = bf16(

@@ -1,7 +1,5 @@
 """Left padding: it leaves no NaN, reaches no valid row, and the first valid key stands at position zero."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -30,9 +28,7 @@ def padded_call(model: Decoder, fill: int) -> tuple[torch.Tensor, KVCache, dict[
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("attention_kernel", sorted(ATTENTION_KERNELS))
-def test_padding_leaves_no_nan_and_does_not_reach_valid_rows(
-    tiny_directory: Path, attention_kernel: str, dtype: str
-) -> None:
+def test_padding_leaves_no_nan_and_does_not_reach_valid_rows(tiny_directory, attention_kernel, dtype):
     """pytorch/pytorch 103749 (case 4)."""
     model = load_model(tiny_directory, numeric(dtype, attention=attention_kernel))
     (hidden, cache, _), (other_hidden, other, _) = padded_call(model, 3), padded_call(model, 77)
@@ -43,7 +39,7 @@ def test_padding_leaves_no_nan_and_does_not_reach_valid_rows(
     assert same_bits(hidden[0, 5:], other_hidden[0, 5:]) and same_bits(hidden[1], other_hidden[1])
 
 
-def test_the_first_valid_key_of_a_left_padded_row_stands_at_position_zero(fp32: Decoder) -> None:
+def test_the_first_valid_key_of_a_left_padded_row_stands_at_position_zero(fp32):
     """unslothai/unsloth 3795 (case 6): RoPE is relative, so logits hide a shift that the first K row shows."""
     _, cache, steps = padded_call(fp32, 3)
     projected = steps["layers.0.self_attn.k_proj"].view(2, 8, KV_HEADS, HEAD_DIM).transpose(1, 2)

@@ -1,7 +1,6 @@
 """Two equal copies keep equal bits, or the first step that gives them others is named before any row."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from tests.minimodel.test_selfcheck import tiny_config
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
+def forgotten():
     """Each test checks anew and leaves nothing found under altered kernels."""
     copies_fault.cache_clear()
     yield
@@ -40,7 +39,7 @@ def altered(name: str, when: Callable[[Tensor, Tensor], bool]) -> Callable[..., 
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_one_thread_gives_equal_copies_equal_bits(dtype: str) -> None:
+def test_one_thread_gives_equal_copies_equal_bits(dtype):
     require_usable(numeric(dtype), tiny_config())
 
 
@@ -53,9 +52,7 @@ def test_one_thread_gives_equal_copies_equal_bits(dtype: str) -> None:
         (lambda query, keys: query.shape[2] == 3, "queries 3, keys 3"),
     ],
 )
-def test_a_kernel_that_spoils_one_copy_is_named_with_its_call(
-    when: Callable[[Tensor, Tensor], bool], call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_spoils_one_copy_is_named_with_its_call(when, call, monkeypatch):
     monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", when))
     with refused(
         "two equal copies", "self_attn.attention (attention kernel repeat_kv)", call, f"bf16 on cpu, threads {THREADS}"
@@ -64,11 +61,11 @@ def test_a_kernel_that_spoils_one_copy_is_named_with_its_call(
     require_usable(numeric("bf16", kernels="packed_gqa"), tiny_config())
 
 
-def test_a_linear_kernel_that_looks_at_the_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_place(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def test_a_linear_kernel_that_looks_at_the_place_is_named(monkeypatch):
+    def by_place(weight, bias):
         run = plain(weight, bias)
 
-        def rows(x: Tensor) -> Tensor:
+        def rows(x):
             out = run(x)
             flip_bit(out, (len(out) - 1, -1, 0))
             return out
@@ -81,7 +78,7 @@ def test_a_linear_kernel_that_looks_at_the_place_is_named(monkeypatch: pytest.Mo
         require_usable(numeric("bf16"), tiny_config())
 
 
-def test_the_remedy_was_tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remedy_was_tried_here(monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "AUTO")
     monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", lambda query, keys: True))
     with refused("pass --attention eager"):
@@ -100,9 +97,7 @@ def several_threads(query: Tensor, keys: Tensor) -> bool:
     return torch.get_num_threads() > 1
 
 
-def test_mkls_reproducible_mode_is_offered_where_one_thread_has_no_fault(
-    monkeypatch: pytest.MonkeyPatch, fresh_threads: None
-) -> None:
+def test_mkls_reproducible_mode_is_offered_where_one_thread_has_no_fault(monkeypatch, fresh_threads):
     if not torch.backends.mkl.is_available():
         pytest.skip("this torch has no MKL")
     monkeypatch.delenv("MKL_CBWR", raising=False)
@@ -123,9 +118,7 @@ def test_mkls_reproducible_mode_is_offered_where_one_thread_has_no_fault(
     assert not isinstance(caught.value, CopiesDiffer), "one thread has the fault too"
 
 
-def test_a_library_user_meets_it_at_load_unless_one_copy_is_enough(
-    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_user_meets_it_at_load_unless_one_copy_is_enough(tiny_directory, monkeypatch):
     monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", lambda query, keys: True))
     with refused("two equal copies", "pass --attention eager"):
         load_model(tiny_directory, numeric("bf16"))

@@ -48,7 +48,7 @@ class Random(random.Random):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_repeat_kv_has_the_bits_of_repeated_heads(dtype: torch.dtype, threads: int, fresh_threads: None) -> None:
+def test_repeat_kv_has_the_bits_of_repeated_heads(dtype, threads, fresh_threads):
     torch.set_num_threads(threads)
     rng, moved = Random(f"{dtype}{threads}"), 0
     for groups in (1, 2, 3, 4, 5, 6, 7, 8):
@@ -62,7 +62,7 @@ def test_repeat_kv_has_the_bits_of_repeated_heads(dtype: torch.dtype, threads: i
     assert moved > 0, "another order of sums must show, or the comparison sees nothing"
 
 
-def test_repeat_kv_trains_by_the_repeated_form() -> None:
+def test_repeat_kv_trains_by_the_repeated_form():
     query, keys = random_tensor(1, 4, 6, 8), random_tensor(1, 2, 6, 8, seed=1)
     gradients = []
     for kernel in (repeat_kv, repeat_kv_literal):
@@ -74,7 +74,7 @@ def test_repeat_kv_trains_by_the_repeated_form() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rms_norm_has_the_bits_of_its_single_steps(dtype: torch.dtype) -> None:
+def test_rms_norm_has_the_bits_of_its_single_steps(dtype):
     rng, moved = Random(f"norm{dtype}"), 0
     for width in (8, 36, 64, 100, 256, 896, 1537):
         for rows in ((1, 1), (2, 1), (1, 7), (3, 31)):
@@ -86,7 +86,7 @@ def test_rms_norm_has_the_bits_of_its_single_steps(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rotate_has_the_bits_of_apply_rotary(dtype: torch.dtype) -> None:
+def test_rotate_has_the_bits_of_apply_rotary(dtype):
     for head_dim in (2, 6, 32, 64, 128):
         cos, sin = (table[None, None, 5:12] for table in rotary_table(12, head_dim, 1e6, dtype))
         x = random_tensor(2, 3, 7, head_dim, dtype=dtype, seed=head_dim)
@@ -95,7 +95,7 @@ def test_rotate_has_the_bits_of_apply_rotary(dtype: torch.dtype) -> None:
         assert not same_bits(rotate(x, cos, sin), apply_rotary(x, cos, sin)), "the control: a sign left out"
 
 
-def test_dead_rows_are_found_though_only_the_diagonal_is_looked_at_first() -> None:
+def test_dead_rows_are_found_though_only_the_diagonal_is_looked_at_first():
     out = random_tensor(2, 3, 4, 8)
     mask = torch.ones(2, 1, 4, 6, dtype=torch.bool).tril(2)
     assert zero_dead_rows(out, mask) is out

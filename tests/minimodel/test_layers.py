@@ -8,14 +8,14 @@ from minimodel.layers import rms_norm
 from tests.helpers import random_tensor
 
 
-def test_value_against_numpy_in_float64() -> None:
+def test_value_against_numpy_in_float64():
     x, weight = random_tensor(2, 3, 64, dtype=torch.float64), random_tensor(64, dtype=torch.float64, seed=1)
     exact = weight.numpy() * x.numpy() / np.sqrt((x.numpy() ** 2).mean(-1, keepdims=True) + 1e-6)
     np.testing.assert_allclose(rms_norm(x, weight, 1e-6).numpy(), exact, rtol=1e-12)
     assert not np.allclose(rms_norm(x, weight, 1e-1).numpy(), exact, rtol=1e-3)
 
 
-def test_weight_multiplies_the_value_rounded_to_the_model_dtype() -> None:
+def test_weight_multiplies_the_value_rounded_to_the_model_dtype():
     """transformers Qwen2RMSNorm: statistics in FP32, rounded to BF16, and only then the product."""
     x, weight = random_tensor(4, 50, 256, dtype=torch.bfloat16), 1 + random_tensor(256, dtype=torch.bfloat16, seed=1)
     wide = x.float()
@@ -27,6 +27,6 @@ def test_weight_multiplies_the_value_rounded_to_the_model_dtype() -> None:
     assert not same_bits(rms_norm(x, weight, 1e-6), statistics_in_bf16)
 
 
-def test_dtype_is_kept() -> None:
+def test_dtype_is_kept():
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         assert rms_norm(random_tensor(1, 1, 8, dtype=dtype), torch.ones(8, dtype=dtype), 1e-6).dtype == dtype

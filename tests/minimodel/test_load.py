@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def logits(model: Decoder, stock: bool = False) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("shards", [1, 2, 5])
-def test_shards_give_the_bits_of_the_single_file(tmp_path: Path, dtype: str, shards: int) -> None:
+def test_shards_give_the_bits_of_the_single_file(tmp_path, dtype, shards):
     directory = write_checkpoint(tmp_path / "tiny")
     single = logits(load_model(directory, numeric(dtype)))
     split_into_shards(directory, shards)
@@ -39,7 +38,7 @@ def test_shards_give_the_bits_of_the_single_file(tmp_path: Path, dtype: str, sha
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
-def test_a_bf16_file_in_a_wider_model_keeps_every_value(tiny_directory: Path, dtype: str) -> None:
+def test_a_bf16_file_in_a_wider_model_keeps_every_value(tiny_directory, dtype):
     model = load_model(tiny_directory, numeric(dtype), copies=1)
     saved = load_file(tiny_directory / "model.safetensors")
     table = load_file(tiny_directory / "role_embedding.safetensors")["weight"]
@@ -49,13 +48,13 @@ def test_a_bf16_file_in_a_wider_model_keeps_every_value(tiny_directory: Path, dt
     assert logits(model).dtype == model.numeric.torch_dtype
 
 
-def test_a_wider_file_in_a_bf16_model_is_rounded_as_if_it_had_been_saved_so(tmp_path: Path) -> None:
+def test_a_wider_file_in_a_bf16_model_is_rounded_as_if_it_had_been_saved_so(tmp_path):
     wide, narrow = (write_checkpoint(tmp_path / str(dtype), dtype) for dtype in (torch.float32, torch.bfloat16))
     assert same_bits(logits(load_model(wide, numeric("bf16"))), logits(load_model(narrow, numeric("bf16"))))
     assert not same_bits(logits(load_model(wide, numeric("fp32"))), logits(load_model(narrow, numeric("fp32"))))
 
 
-def test_tied_and_untied_heads(tmp_path: Path) -> None:
+def test_tied_and_untied_heads(tmp_path):
     """vllm-project/vllm 51665 (case 10): the head in the file is used, whatever the flag says."""
     tied = write_checkpoint(tmp_path / "tied", config={"tie_word_embeddings": True}, stock=True)
     own = logits(load_model(tied, numeric("fp32")), stock=True)
@@ -70,7 +69,7 @@ def test_tied_and_untied_heads(tmp_path: Path) -> None:
     assert same_bits(logits(load_model(tied, numeric("fp32")), stock=True), with_head)
 
 
-def test_the_window_number_alone_does_not_move_a_bit(tmp_path: Path) -> None:
+def test_the_window_number_alone_does_not_move_a_bit(tmp_path):
     """huggingface/transformers 38002 (case 9)."""
     directory = write_checkpoint(tmp_path / "tiny")
     without = logits(load_model(directory, numeric("bf16")))
@@ -82,7 +81,7 @@ def test_the_window_number_alone_does_not_move_a_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("file", ["model.safetensors", "role_embedding.safetensors"])
-def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path: Path, file: str, value: float) -> None:
+def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path, file, value):
     directory = write_checkpoint(tmp_path / "tiny")
     tensors = load_file(directory / file)
     name = "weight" if "role" in file else "model.layers.2.mlp.up_proj.weight"
@@ -92,7 +91,7 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path: Path, file: st
         load_model(directory, numeric("bf16"))
 
 
-def test_a_value_beyond_fp16_is_refused_not_turned_into_infinity(tmp_path: Path) -> None:
+def test_a_value_beyond_fp16_is_refused_not_turned_into_infinity(tmp_path):
     directory = write_checkpoint(tmp_path / "tiny")
     tensors = load_file(directory / "model.safetensors")
     tensors["model.norm.weight"][3] = 1e6
@@ -102,7 +101,7 @@ def test_a_value_beyond_fp16_is_refused_not_turned_into_infinity(tmp_path: Path)
         load_model(directory, numeric("fp16"))
 
 
-def test_an_fp8_tensor_is_refused_by_dtype(tmp_path: Path) -> None:
+def test_an_fp8_tensor_is_refused_by_dtype(tmp_path):
     directory = write_checkpoint(tmp_path / "tiny")
     tensors = load_file(directory / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
@@ -112,7 +111,7 @@ def test_an_fp8_tensor_is_refused_by_dtype(tmp_path: Path) -> None:
         load_model(directory, numeric("bf16"))
 
 
-def test_a_damaged_weights_file_gives_no_model(tmp_path: Path) -> None:
+def test_a_damaged_weights_file_gives_no_model(tmp_path):
     """comfyanonymous/ComfyUI 6744 (case 12)."""
     directory = write_checkpoint(tmp_path / "tiny")
     path = directory / "model.safetensors"
@@ -121,7 +120,7 @@ def test_a_damaged_weights_file_gives_no_model(tmp_path: Path) -> None:
         load_model(directory, numeric("bf16"))
 
 
-def test_finiteness_of_any_dtype_and_of_nothing() -> None:
+def test_finiteness_of_any_dtype_and_of_nothing():
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         good = random_tensor(100, dtype=dtype)
         assert all_finite(good) and all_finite(good[:0])
@@ -150,7 +149,7 @@ print(int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_memory_of_loading(tmp_path: Path) -> None:
+def test_peak_memory_of_loading(tmp_path):
     """At most 1.1 times the weights plus 300 MB, in a process of its own; a plain load_file and `.to` takes more. The
     check of equal copies adds a layer, a head and 100 MB."""
     size = {"vocab_size": 50_000, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4}
@@ -158,7 +157,7 @@ def test_peak_memory_of_loading(tmp_path: Path) -> None:
     stored = (directory / "model.safetensors").stat().st_size
     assert stored > 200e6
 
-    def peak(*arguments: str) -> int:
+    def peak(*arguments):
         done = subprocess.run(
             [sys.executable, "-c", LOAD, str(directory), *arguments], capture_output=True, text=True, check=True
         )
@@ -178,7 +177,7 @@ def test_peak_memory_of_loading(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file_dtype", ["F16", "BF16", "F32", "F64"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
-def test_values_that_a_cast_changes_are_counted_by_tensor(tmp_path: Path, file_dtype: str, dtype: str) -> None:
+def test_values_that_a_cast_changes_are_counted_by_tensor(tmp_path, file_dtype, dtype):
     """The load and a scan without a load count the same; a tensor whose values all survive is not named."""
     directory, target = write_checkpoint(tmp_path / "checkpoint", torch.float32, stock=True), numeric(dtype)
     tensors = load_file(directory / "model.safetensors")
@@ -199,7 +198,7 @@ def test_values_that_a_cast_changes_are_counted_by_tensor(tmp_path: Path, file_d
     assert len(warnings) == (0 if exact else 1) and any(expected.values()) == (not exact)
 
 
-def test_a_value_that_becomes_zero_is_named_and_counted(tmp_path: Path) -> None:
+def test_a_value_that_becomes_zero_is_named_and_counted(tmp_path):
     directory = write_checkpoint(tmp_path / "checkpoint", torch.float16)
     tensors = load_file(directory / "model.safetensors")
     tensors = {name: torch.full_like(tensor, 0.5).to(torch.bfloat16) for name, tensor in tensors.items()}

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -47,7 +46,7 @@ def in_process(script: str, *arguments: str, **extra: str) -> str:
     return done.stdout
 
 
-def test_the_record_is_flat_text_and_names_what_moves_bits() -> None:
+def test_the_record_is_flat_text_and_names_what_moves_bits():
     found = machine_record()
     assert set(found) >= NAMED and all(isinstance(value, str) and value for value in found.values())
     assert found["torch"] == torch.__version__, "the version with its build, which package metadata leaves out"
@@ -55,7 +54,7 @@ def test_the_record_is_flat_text_and_names_what_moves_bits() -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.cpu, "get_capabilities"), reason="torch.cpu.get_capabilities came after 2.10")
-def test_features_are_those_that_torch_reports() -> None:
+def test_features_are_those_that_torch_reports():
     found = set(machine_record()["cpu_features"].split())
     reported = torch.cpu.get_capabilities()
     assert found == {name for name, has in reported.items() if has is True} and found
@@ -64,21 +63,21 @@ def test_features_are_those_that_torch_reports() -> None:
 
 
 @pytest.mark.parametrize("name", MOVING)
-def test_each_variable_that_can_move_bits_is_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_variable_that_can_move_bits_is_recorded(name, monkeypatch):
     monkeypatch.delenv(name, raising=False)
     before = machine_record()
     monkeypatch.setenv(name, "1")
     assert name not in before and machine_record() == {**before, name: "1"}
 
 
-def test_variables_that_move_no_bits_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_move_no_bits_are_not(monkeypatch):
     before = variables()
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_VERBOSE", "ONEDNN_VERBOSE", "HOME", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
     assert variables() == before
 
 
-def test_a_region_gets_the_threads_that_were_set_unless_openmp_limits_them() -> None:
+def test_a_region_gets_the_threads_that_were_set_unless_openmp_limits_them():
     counts = ["1", "2", "3", "2"]
     assert json.loads(in_process(REGION, *counts)) == [1, 2, 3, 2]
     if machine_record()["openmp_loaded"] == "unknown":
@@ -87,9 +86,7 @@ def test_a_region_gets_the_threads_that_were_set_unless_openmp_limits_them() -> 
     assert json.loads(in_process(REGION, *counts, OMP_THREAD_LIMIT="2")) == [1, 2, 2, 2]
 
 
-def test_fewer_threads_than_set_are_refused_with_their_cause(
-    monkeypatch: pytest.MonkeyPatch, fresh_threads: None
-) -> None:
+def test_fewer_threads_than_set_are_refused_with_their_cause(monkeypatch, fresh_threads):
     numeric("bf16", threads=2).apply()
     assert parallel_threads() == 2
     monkeypatch.setattr(numerics, "parallel_threads", lambda: 1)
@@ -99,12 +96,12 @@ def test_fewer_threads_than_set_are_refused_with_their_cause(
     numeric("bf16", threads=1).apply()
 
 
-def test_without_openmp_torchs_own_count_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openmp_torchs_own_count_stands(monkeypatch):
     monkeypatch.setattr(machine, "_torch_library", object)
     assert parallel_threads() == torch.get_num_threads()
 
 
-def test_the_cpu_is_named_with_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_is_named_with_its_model(tmp_path, monkeypatch):
     text = "processor\t: 0\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: A CPU\nstepping\t: 8\n"
     (tmp_path / "cpuinfo").write_text(text + text.replace("143", "144"))
     monkeypatch.setattr(machine, "PROC", tmp_path)

@@ -1,6 +1,5 @@
 """The numeric contract: every setting chosen, put in force whatever the caller did, and missed when it changes."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from tests.conftest import numeric
 from tests.helpers import random_tensor, refused
 
 BACKENDS = torch.backends
-TAMPER: dict[str, Callable[[], None]] = {
+TAMPER = {
     "threads": lambda: torch.set_num_threads(THREADS + 2),
     "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("medium"),
     "TF32, old spelling": lambda: setattr(BACKENDS.cuda.matmul, "allow_tf32", True),
@@ -35,7 +34,7 @@ TAMPER: dict[str, Callable[[], None]] = {
 
 
 @pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
+def restore():
     generic = BACKENDS.fp32_precision
     yield
     BACKENDS.fp32_precision = generic
@@ -44,7 +43,7 @@ def restore() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("kind", TAMPER)
-def test_a_changed_setting_is_missed_and_then_put_right(kind: str, dtype: str) -> None:
+def test_a_changed_setting_is_missed_and_then_put_right(kind, dtype):
     """pytorch/pytorch 88718, 67384 (case 2)."""
     contract = numeric(dtype)
     contract.apply()
@@ -61,7 +60,7 @@ def test_a_changed_setting_is_missed_and_then_put_right(kind: str, dtype: str) -
     assert in_force() == before
 
 
-def test_everything_changed_at_once_is_put_right(fresh_threads: None) -> None:
+def test_everything_changed_at_once_is_put_right(fresh_threads):
     BACKENDS.fp32_precision = "tf32"
     for change in TAMPER.values():
         change()
@@ -70,11 +69,11 @@ def test_everything_changed_at_once_is_put_right(fresh_threads: None) -> None:
         numeric(dtype).require_in_force()
 
 
-def test_wanted_and_in_force_name_the_same_settings() -> None:
+def test_wanted_and_in_force_name_the_same_settings():
     assert set(wanted(1, False, True)) == set(in_force())
 
 
-def test_fp32_switches_tf32_off_and_bf16_is_the_papers_surface() -> None:
+def test_fp32_switches_tf32_off_and_bf16_is_the_papers_surface():
     """Paper, numerical contract: BF16 with matmul TF32 off and cuDNN TF32 on."""
     numeric("fp32").apply()
     assert torch.get_float32_matmul_precision() == "highest"
@@ -83,7 +82,7 @@ def test_fp32_switches_tf32_off_and_bf16_is_the_papers_surface() -> None:
     assert not BACKENDS.cuda.matmul.allow_tf32 and BACKENDS.cudnn.allow_tf32
 
 
-def test_reduced_precision_is_torchs_default_and_can_be_switched_off() -> None:
+def test_reduced_precision_is_torchs_default_and_can_be_switched_off():
     """Paper: the BF16 surface leaves reduced-precision reduction as torch has it."""
     for chosen in (True, False):
         contract = numeric("bf16", reduced_precision=chosen)
@@ -93,12 +92,12 @@ def test_reduced_precision_is_torchs_default_and_can_be_switched_off() -> None:
     assert numeric("bf16").reduced_precision
 
 
-def test_bits_survive_a_callers_settings(fresh_threads: None) -> None:
+def test_bits_survive_a_callers_settings(fresh_threads):
     """The point of all this: an FP32 product and an attention under tampered settings, and after `apply`."""
     x, w = random_tensor(4, 512), random_tensor(512, 512, seed=1)
     heads = random_tensor(1, 4, 9, 32, dtype=torch.bfloat16)
 
-    def results() -> tuple[torch.Tensor, torch.Tensor]:
+    def results():
         return F.linear(x, w), F.scaled_dot_product_attention(heads, heads, heads)
 
     numeric("fp32").apply()
@@ -114,7 +113,7 @@ def test_bits_survive_a_callers_settings(fresh_threads: None) -> None:
         assert not (same_bits(changed[0], linear) and same_bits(changed[1], attention)), "nothing here moves a bit"
 
 
-def test_loading_a_model_puts_its_contract_in_force(tiny_directory: object, fresh_threads: None) -> None:
+def test_loading_a_model_puts_its_contract_in_force(tiny_directory, fresh_threads):
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("medium")
     model = load_model(str(tiny_directory), NumericContract(dtype="fp32", threads=2), copies=1)
@@ -124,7 +123,7 @@ def test_loading_a_model_puts_its_contract_in_force(tiny_directory: object, fres
         numeric("fp32", threads=3).require_in_force()
 
 
-def test_record_holds_names_and_settings_as_they_are(fresh_threads: None) -> None:
+def test_record_holds_names_and_settings_as_they_are(fresh_threads):
     contract = numeric("bf16", kernels="packed_gqa", threads=2)
     contract.apply()
     record = contract.record()
@@ -134,13 +133,13 @@ def test_record_holds_names_and_settings_as_they_are(fresh_threads: None) -> Non
     assert contract.record()["threads"] == 1, "a record is read from the process, not copied from the wish"
 
 
-def test_parts_override_the_short_form() -> None:
+def test_parts_override_the_short_form():
     assert (numeric("bf16").attention, numeric("bf16").linear) == ("repeat_kv", "plain")
     assert numeric("bf16", kernels="packed_gqa").attention == "packed_gqa"
     assert numeric("bf16", kernels="packed_gqa", attention="eager").attention == "eager"
 
 
-def test_a_replaced_contract_has_the_kernels_that_were_asked_for() -> None:
+def test_a_replaced_contract_has_the_kernels_that_were_asked_for():
     plain = NumericContract("bf16", threads=1)
     other = replace(plain, kernels="invariant")
     assert (other.attention, other.linear, other.kernels) == ("blocked", "tiled", "invariant")
@@ -169,12 +168,12 @@ def test_a_replaced_contract_has_the_kernels_that_were_asked_for() -> None:
         ({"device": "cuda:99"}, ("device", "'cuda:99'")),
     ],
 )
-def test_unknown_choices_are_refused_by_name(options: dict[str, object], parts: tuple[str, ...]) -> None:
+def test_unknown_choices_are_refused_by_name(options, parts):
     with refused(*parts):
-        NumericContract(**{"dtype": "bf16", **options})  # type: ignore[arg-type]
+        NumericContract(**{"dtype": "bf16", **options})
 
 
-def test_dtypes_are_the_four() -> None:
+def test_dtypes_are_the_four():
     assert {name: NumericContract(name).torch_dtype for name in DTYPES} == {
         "bf16": torch.bfloat16,
         "fp16": torch.float16,

@@ -46,9 +46,7 @@ def rows_that_change(function: tiled.Rows, x: Tensor, rows: list[int], seed: int
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tiled_rows_keep_their_bits_in_any_call(
-    dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None
-) -> None:
+def test_tiled_rows_keep_their_bits_in_any_call(dtype, shape, fresh_threads):
     x, weight = cancelling(300, shape[1], shape[0], dtype, CPU, seed=9)
     assert rows_that_change(LINEAR_KERNELS["tiled"](weight, None), x, ROWS) == 0
     weight, bias = weight_and_bias(shape, dtype)
@@ -64,14 +62,14 @@ def test_tiled_rows_keep_their_bits_in_any_call(
     assert float((function(x).double() - exact).abs().max()) <= rounding * float(exact.abs().max())
 
 
-def test_plain_rows_do_not_keep_theirs(fresh_threads: None) -> None:
+def test_plain_rows_do_not_keep_theirs(fresh_threads):
     """The control: in FP32 the same test fails for F.linear."""
     x, weight = cancelling(300, 768, 128, torch.float32, CPU, seed=9)
     assert rows_that_change(LINEAR_KERNELS["plain"](weight, None), x, ROWS) > 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_that_cancel_show_an_order_that_rounding_hides(dtype: torch.dtype) -> None:
+def test_sums_that_cancel_show_an_order_that_rounding_hides(dtype):
     """What the checks rest on: two orders of the same terms differ in nearly every output, and every exact sum is 0."""
     x, weight = cancelling(40, 101, 60, dtype, CPU)
     assert not (x.to(torch.float64)[:, None] * weight.to(torch.float64)).sum(-1).abs().gt(1e-3).any()
@@ -89,26 +87,26 @@ def test_sums_that_cancel_show_an_order_that_rounding_hides(dtype: torch.dtype) 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(896, 896), (128, 896), (4864, 896), (896, 4864), (1100, 256), (256, 512)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_tiled_rows_at_real_shapes(dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None) -> None:
+def test_tiled_rows_at_real_shapes(dtype, shape, fresh_threads):
     x, weight = cancelling(1100, shape[1], shape[0], dtype, CPU, seed=9)
     counts = [*range(1, 70), *ROWS[16:], 511, 512, 513, 1024, 1025]
     assert rows_that_change(LINEAR_KERNELS["tiled"](weight, None), x, counts) == 0
 
 
-def test_a_function_that_looks_at_its_place_is_found_out() -> None:
+def test_a_function_that_looks_at_its_place_is_found_out():
     weight = random_tensor(16, 16, dtype=torch.float64)
     x = random_tensor(64, 16, dtype=torch.float64)
 
-    def by_place(rows: Tensor) -> Tensor:
+    def by_place(rows):
         out = rows @ weight
         out[5:] = (rows.flip(1) @ weight.flip(0))[5:]  # the same sums, taken from the other end
         return out
 
-    def by_threads(rows: Tensor) -> Tensor:
+    def by_threads(rows):
         out = torch.stack([row @ weight for row in rows])
         return out if torch.get_num_threads() == 1 else out + 0.0 * out + torch.finfo(out.dtype).eps * out
 
-    def honest(rows: Tensor) -> Tensor:
+    def honest(rows):
         return torch.stack([(row[:, None] * weight).sum(0) for row in rows])
 
     assert place_does_not_matter(honest, x, 8, in_tiles(honest, x, 8))
@@ -117,7 +115,7 @@ def test_a_function_that_looks_at_its_place_is_found_out() -> None:
     assert not place_does_not_matter(by_threads, x, 8, in_tiles(by_threads, x, 8))
 
 
-def test_tiled_refuses_a_shape_that_nothing_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiled_refuses_a_shape_that_nothing_keeps(monkeypatch):
     monkeypatch.setattr(tiled, "place_does_not_matter", lambda *_: False)
     monkeypatch.setattr(tiled, "_PLANS", {})
     with refused("linear kernel tiled", "[64, 32]", "float32", "threads"):
@@ -126,7 +124,7 @@ def test_tiled_refuses_a_shape_that_nothing_keeps(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", NARROW)
-def test_packed_has_the_bits_of_plain(dtype: torch.dtype, shape: tuple[int, int], fresh_threads: None) -> None:
+def test_packed_has_the_bits_of_plain(dtype, shape, fresh_threads):
     require_packing(dtype)
     x, weight = cancelling(300, shape[1], shape[0], dtype, CPU, seed=9)
     for b in (torch.zeros(shape[0], dtype=dtype), None):
@@ -143,9 +141,7 @@ JOINED = [(64, 32, 32), (36, 36), (96, 20, 4)]  # widths of maps of one input
 
 @pytest.mark.parametrize("widths", JOINED)
 @pytest.mark.parametrize("dtype", NARROW)
-def test_packed_maps_of_one_input_have_the_bits_they_have_alone(
-    dtype: torch.dtype, widths: tuple[int, ...], fresh_threads: None
-) -> None:
+def test_packed_maps_of_one_input_have_the_bits_they_have_alone(dtype, widths, fresh_threads):
     require_packing(dtype)
     x, weight = cancelling(300, 128, sum(widths), dtype, CPU, seed=9)
     for bias in (torch.zeros(sum(widths), dtype=dtype), random_tensor(sum(widths), dtype=dtype), None):
@@ -164,7 +160,7 @@ def test_packed_maps_of_one_input_have_the_bits_they_have_alone(
     assert joined(x[:6].view(2, 3, -1))[1].shape == (2, 3, widths[1])
 
 
-def test_maps_of_one_input_are_taken_alone_where_the_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_of_one_input_are_taken_alone_where_the_check_fails(monkeypatch):
     require_packing(torch.bfloat16)
     monkeypatch.setattr(packed, "_EQUAL", {})
     monkeypatch.setattr(packed, "same_bits", lambda *_: False)
@@ -178,7 +174,7 @@ def test_maps_of_one_input_are_taken_alone_where_the_check_fails(monkeypatch: py
     assert isinstance(joined, packed.PackedMaps)
 
 
-def test_kernels_other_than_packed_take_each_map_alone() -> None:
+def test_kernels_other_than_packed_take_each_map_alone():
     weight, bias = weight_and_bias((64, 32), torch.float32)
     parts, x = list(zip(weight.split((48, 16)), bias.split((48, 16)))), random_tensor(2, 32, seed=2)
     for kernel in ("plain", "tiled"):
@@ -186,7 +182,7 @@ def test_kernels_other_than_packed_take_each_map_alone() -> None:
         assert all(same_bits(out, LINEAR_KERNELS[kernel](*part)(x)) for out, part in zip(outs, parts))
 
 
-def test_packed_fp32_is_a_contract_of_its_own() -> None:
+def test_packed_fp32_is_a_contract_of_its_own():
     weight, bias = weight_and_bias((128, 768), torch.float32)
     x = random_tensor(2, 768, seed=2)
     packed, plain = (LINEAR_KERNELS[name](weight, bias)(x) for name in ("packed", "plain"))
@@ -195,21 +191,21 @@ def test_packed_fp32_is_a_contract_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float32])
-def test_packed_weight_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
+def test_packed_weight_comes_back_bit_for_bit(dtype):
     require_packing(dtype)
     weight, _ = weight_and_bias((36, 100), dtype)
     assert same_bits(packed.PackedWeight(weight, None).weight(), weight)
 
 
-def test_packed_falls_back_to_plain_where_the_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_falls_back_to_plain_where_the_check_fails(monkeypatch):
     require_packing(torch.bfloat16)
     monkeypatch.setattr(packed, "_EQUAL", {})
     monkeypatch.setattr(packed, "same_bits", lambda *_: False)
     weight, bias = weight_and_bias((64, 32), torch.bfloat16)
-    assert LINEAR_KERNELS["packed"](weight, bias).func is F.linear  # type: ignore[attr-defined]
+    assert LINEAR_KERNELS["packed"](weight, bias).func is F.linear
 
 
-def test_without_packing_packed_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_packing_packed_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(packed, "packing_works", lambda dtype: False)
     for dtype, feature in ((torch.bfloat16, "avx512bw"), (torch.float16, "avx512_fp16"), (torch.float32, "oneDNN")):
         weight, bias = weight_and_bias((64, 32), dtype)
@@ -221,9 +217,7 @@ def test_without_packing_packed_is_refused_in_one_line(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float32])
-def test_without_packing_tiled_rows_still_keep_their_bits(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, fresh_threads: None
-) -> None:
+def test_without_packing_tiled_rows_still_keep_their_bits(dtype, monkeypatch, fresh_threads):
     monkeypatch.setattr(packed, "packing_works", lambda dtype: False)
     monkeypatch.setattr(tiled, "_PLANS", {})
     x, weight = cancelling(300, 100, 36, dtype, CPU, seed=9)
@@ -239,20 +233,20 @@ def by_count(rows: Tensor) -> Tensor:
     return out if len(rows) == 2 else -out
 
 
-def test_the_trial_of_packing_reports_what_onednn_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trial_of_packing_reports_what_onednn_refuses(monkeypatch):
     trial = packed.packing_works.__wrapped__
     assert not trial(torch.float64), "oneDNN packs no FP64 weight on any CPU"
     assert trial(torch.float32) == torch.backends.mkldnn.is_available()
 
     class Wrong(packed.PackedWeight):
-        def __call__(self, rows: Tensor) -> Tensor:
+        def __call__(self, rows):
             return -super().__call__(rows)
 
     monkeypatch.setattr(packed, "PackedWeight", Wrong)
     assert not trial(torch.float32), "a product with wrong values is no packing that works"
 
 
-def test_packed_refuses_what_cannot_be_packed() -> None:
+def test_packed_refuses_what_cannot_be_packed():
     with refused("linear kernel packed", "float64", "--linear plain"):
         LINEAR_KERNELS["packed"](random_tensor(4, 4, dtype=torch.float64), None)
     with refused("linear kernel packed", "training"):

@@ -5,7 +5,6 @@ and an operation that mixes two of them fails, as it would on real ones. What th
 """
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from cache import KVCache, build_live, build_prefill
 from cache.boundary import Boundary
 from cache.digest import cache_sha256, tensor_sha256
 from cache.storage import Provenance
-from decode import Contract, State, greedy_suffix
+from decode import greedy_suffix
 from minimodel import Decoder, NumericContract, load_model
 from minimodel.checkpoint import open_checkpoint
 from minimodel.placement import place_of, placement
@@ -30,7 +29,7 @@ from tests.tiny import CONFIG
 LAYERS = CONFIG["num_hidden_layers"]
 
 
-def test_consecutive_layers_share_a_device_and_none_has_two_more_than_another() -> None:
+def test_consecutive_layers_share_a_device_and_none_has_two_more_than_another():
     for layers in (1, 2, 3, 24, 48, 80):
         for count in range(1, min(layers, 9) + 1):
             names = [f"cuda:{i}" for i in range(count)]
@@ -42,7 +41,7 @@ def test_consecutive_layers_share_a_device_and_none_has_two_more_than_another() 
         placement("cpu,cpu,cpu", 2)
 
 
-def test_the_embedding_lies_with_the_first_layer_and_the_head_with_the_last() -> None:
+def test_the_embedding_lies_with_the_first_layer_and_the_head_with_the_last():
     places = placement("cuda:0,cuda:1,cuda:2", 3)
     wanted = {
         "model.embed_tokens.weight": 0,
@@ -64,15 +63,13 @@ def test_the_embedding_lies_with_the_first_layer_and_the_head_with_the_last() ->
         ("cpu,meta", "device: expected cpu, cuda or cuda:N, found 'meta'"),
     ],
 )
-def test_devices_are_refused_by_name(device: str, message: str) -> None:
+def test_devices_are_refused_by_name(device, message):
     with refused(message):
         numeric("bf16", device=device)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_two_places_on_one_device_give_the_bits_of_one(
-    tiny_directory: Path, contract: Contract, prompt: State, dtype: str
-) -> None:
+def test_two_places_on_one_device_give_the_bits_of_one(tiny_directory, contract, prompt, dtype):
     found = []
     for device in ("cpu", "cpu,cpu", "cpu,cpu,cpu"):
         model = load_model(tiny_directory, numeric(dtype, device=device))
@@ -89,7 +86,7 @@ def logits_sha256(boundary: Boundary) -> str:
     return tensor_sha256(boundary.logits)
 
 
-def test_a_boundary_file_names_its_devices_and_comes_back_to_them(tiny_directory: Path, prompt: State, tmp_path: Path):
+def test_a_boundary_file_names_its_devices_and_comes_back_to_them(tiny_directory, prompt, tmp_path):
     two = numeric("bf16", device="cpu,cpu")
     model = load_model(tiny_directory, two)
     live = build_live(model, prompt)
@@ -103,7 +100,7 @@ def test_a_boundary_file_names_its_devices_and_comes_back_to_them(tiny_directory
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+def fake(monkeypatch):
     """Tensors with devices and no data: what looks at values, dead rows and the range of ids, is left out."""
     monkeypatch.setattr(attention, "zero_dead_rows", lambda out, mask: out)
     monkeypatch.setattr(decoder, "check_ids", lambda name, ids, limit: -1)
@@ -124,9 +121,7 @@ def placed(directory: Path, places: list[torch.device], tied: bool) -> Decoder:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("devices", ["cpu:0", "cpu:0,cpu:1", "cpu:1,cpu:0,cpu:2"])
-def test_every_step_runs_where_its_layer_is(
-    tiny_directory: Path, fake: FakeTensorMode, devices: str, tied: bool
-) -> None:
+def test_every_step_runs_where_its_layer_is(tiny_directory, fake, devices, tied):
     places = placement(devices, LAYERS)
     model = placed(tiny_directory, places, tied)
     cache = KVCache.for_model(model, 2, 9)
@@ -155,7 +150,7 @@ def run(model: Decoder, cache: KVCache, start: int, length: int) -> dict[str, to
     return seen
 
 
-def test_a_layer_whose_border_is_forgotten_fails(tiny_directory: Path, fake: FakeTensorMode) -> None:
+def test_a_layer_whose_border_is_forgotten_fails(tiny_directory, fake):
     """The control: the fake devices do not mix."""
     model = placed(tiny_directory, placement("cpu:0,cpu:1", LAYERS), False)
     model.borders.into.clear()
@@ -163,6 +158,6 @@ def test_a_layer_whose_border_is_forgotten_fails(tiny_directory: Path, fake: Fak
         run(model, KVCache.for_model(model, 2, 9), 0, 5)
 
 
-def test_the_contract_keeps_the_order_of_devices() -> None:
+def test_the_contract_keeps_the_order_of_devices():
     two = dataclasses.replace(numeric("bf16"), device="cpu,cpu")
     assert two.torch_devices == (torch.device("cpu"),) * 2 and two.torch_device == torch.device("cpu")

@@ -69,19 +69,19 @@ def first_calls(directory: Path, kernels: str, dtype: str, settle: str) -> dict[
 
 
 @pytest.mark.parametrize(("kernels", "dtype"), [("invariant", "fp32"), ("repeat_kv", "fp64")])
-def test_every_first_call_is_on_one_element(tiny_directory: Path, kernels: str, dtype: str) -> None:
+def test_every_first_call_is_on_one_element(tiny_directory, kernels, dtype):
     settled = first_calls(tiny_directory, kernels, dtype, "yes")
     assert len(settled) == 6, settled  # cos, sin, exp at FP32 and FP64: no pass calls another MKL function
     assert set(settled.values()) == {1}, settled
 
 
-def test_without_settling_the_table_itself_is_the_first_call(tiny_directory: Path) -> None:
+def test_without_settling_the_table_itself_is_the_first_call(tiny_directory):
     loose = first_calls(tiny_directory, "repeat_kv", "bf16", "no")
     assert loose["cos torch.float32"] == loose["sin torch.float32"] > 4096, loose
 
 
 @pytest.mark.slow
-def test_a_hundred_fresh_processes_make_one_table() -> None:
+def test_a_hundred_fresh_processes_make_one_table():
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(lambda _: fresh(TABLE, "as it is"), range(100)))
     assert len(found) == 1

@@ -1,7 +1,6 @@
 """Roles: the visibility table and the attention mask, against double loops."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from tests.helpers import edit_json, refused
 from tests.tiny import write_checkpoint
 
 
-def test_visibility_table_in_words() -> None:
+def test_visibility_table_in_words():
     """Paper, section 3.1: answer sees no branch. Branches see the prompt and themselves; merge sees all before it."""
     sees = {ROLE_NAMES[q]: {ROLE_NAMES[k] for k in range(NUM_ROLES) if VISIBILITY[q][k]} for q in range(NUM_ROLES)}
     assert sees == {
@@ -66,7 +65,7 @@ def brute_force(roles: list[list[int]], queries: int, valid: Any, table: Any) ->
 
 
 @given(batches())
-def test_mask_is_causal_and_padding_and_visibility(case: dict[str, Any]) -> None:
+def test_mask_is_causal_and_padding_and_visibility(case):
     roles, queries, table = torch.tensor(case["roles"]), case["queries"], case["table"]
     valid = None if case["valid"] is None else torch.tensor(case["valid"])
     mask = attention_mask(
@@ -80,7 +79,7 @@ def test_mask_is_causal_and_padding_and_visibility(case: dict[str, Any]) -> None
     assert mask[:, 0].tolist() == brute_force(case["roles"], queries, case["valid"], table)
 
 
-def test_each_factor_of_the_mask_counts() -> None:
+def test_each_factor_of_the_mask_counts():
     """The control: leave one factor out, and the mask is another."""
     roles = torch.tensor([[0, 1, 2, 4, 5, 5]])
     valid = torch.tensor([[True, False, True, True, True, True]])
@@ -93,7 +92,7 @@ def test_each_factor_of_the_mask_counts() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.uint8])
-def test_masks_of_another_dtype_are_refused_by_name(dtype: torch.dtype) -> None:
+def test_masks_of_another_dtype_are_refused_by_name(dtype):
     """pytorch/pytorch 103963: 0/1 numbers could mean 'add' as well as 'may attend' (case 5)."""
     roles = torch.tensor([[0, 1, 4]])
     mask = attention_mask(roles, roles)
@@ -102,14 +101,14 @@ def test_masks_of_another_dtype_are_refused_by_name(dtype: torch.dtype) -> None:
         check_mask(mask.to(dtype), 1, 3, 3)
 
 
-def test_masks_of_another_shape_are_refused() -> None:
+def test_masks_of_another_shape_are_refused():
     with refused("[2, 1, 3, 4]", "[2, 1, 4, 3]"):
         check_mask(torch.ones(2, 1, 4, 3, dtype=torch.bool), 2, 3, 4)
     with refused("[2, 1, 3, 4]"):
         check_mask(torch.ones(3, 4, dtype=torch.bool), 2, 3, 4)
 
 
-def test_positions_of_a_left_padded_row_count_its_own_tokens() -> None:
+def test_positions_of_a_left_padded_row_count_its_own_tokens():
     """unslothai/unsloth 3795 (case 6): rows of 3 and 8 tokens padded to 8."""
     valid = torch.ones(2, 8, dtype=torch.bool)
     valid[0, :5] = False
@@ -119,12 +118,12 @@ def test_positions_of_a_left_padded_row_count_its_own_tokens() -> None:
     assert int(ids.min()) == 0
 
 
-def test_absent_keys_take_the_papers_rules() -> None:
+def test_absent_keys_take_the_papers_rules():
     assert RoleRules.from_contract({}) == RoleRules() == RoleRules(8, VISIBILITY)
 
 
 @pytest.mark.parametrize("role", range(NUM_ROLES))
-def test_a_visibility_table_with_a_zero_on_its_diagonal_is_refused(tmp_path: Path, role: int) -> None:
+def test_a_visibility_table_with_a_zero_on_its_diagonal_is_refused(tmp_path, role):
     """pytorch/pytorch 103749 (case 4): a row that may not even see itself could see nothing at all."""
     table = [list(row) for row in VISIBILITY]
     table[role][role] = 0
@@ -152,13 +151,13 @@ def test_a_visibility_table_with_a_zero_on_its_diagonal_is_refused(tmp_path: Pat
         ({"visibility": [[1.0] * 6] * 6}, "0 or 1"),
     ],
 )
-def test_role_rules_of_wrong_type_or_range_are_refused(raw: dict[str, Any], part: str) -> None:
+def test_role_rules_of_wrong_type_or_range_are_refused(raw, part):
     with refused("contract.json", part):
         RoleRules.from_contract(json.loads(json.dumps(raw)))
 
 
 @pytest.mark.parametrize("role", [-1, 6])
-def test_a_mask_of_roles_that_do_not_exist_is_refused(role: int) -> None:
+def test_a_mask_of_roles_that_do_not_exist_is_refused(role):
     """-1 would be read as the answer's row."""
     roles = torch.tensor([[0, 1, 5]])
     attention_mask(roles, roles)

@@ -2,8 +2,6 @@
 
 import json
 import struct
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ TENSORS = {"a": random_tensor(3, 4), "b": random_tensor(5, dtype=torch.bfloat16,
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     save_file(TENSORS, tmp_path / "weights.safetensors", metadata={"format": "pt"})
     return tmp_path / "weights.safetensors"
 
@@ -35,7 +33,7 @@ def entry(start: int, stop: int, shape: tuple[int, ...] = (2,), dtype: str = "F3
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
 
 
-def test_table_of_contents_and_reading(path: Path) -> None:
+def test_table_of_contents_and_reading(path):
     table = table_of_contents(path)
     assert {name: (item.dtype, item.shape) for name, item in table.items()} == {
         "a": ("F32", (3, 4)),
@@ -50,7 +48,7 @@ def test_table_of_contents_and_reading(path: Path) -> None:
 
 ENTRY = b'"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
 TWICE = b"{" + ENTRY + b", " + ENTRY + b"}"
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+DAMAGE = {
     "last 4 bytes cut": lambda b: b[:-4],
     "16 bytes appended": lambda b: b + bytes(16),
     "empty": lambda b: b"",
@@ -75,14 +73,14 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damaged_files_are_refused_with_their_name(path: Path, kind: str) -> None:
+def test_damaged_files_are_refused_with_their_name(path, kind):
     """comfyanonymous/ComfyUI 6744 (case 12)."""
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
     with refused(str(path), "incomplete or damaged"):
         table_of_contents(path)
 
 
-def test_an_undamaged_hand_made_file_is_read(path: Path) -> None:
+def test_an_undamaged_hand_made_file_is_read(path):
     """The control of the list above: the same maker, nothing wrong."""
     path.write_bytes(raw_file(b"{" + ENTRY + b"}", bytes(8)))
     assert set(table_of_contents(path)) == {"a"}
@@ -92,15 +90,13 @@ def test_an_undamaged_hand_made_file_is_read(path: Path) -> None:
     assert target.tolist() == [3.0, 4.0]
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path):
     with refused("none.safetensors", "found nothing"):
         table_of_contents(tmp_path / "none.safetensors")
 
 
 @given(cut=st.integers(0, 300), junk=st.binary(max_size=20))
-def test_no_cut_and_no_junk_passes_for_a_whole_file(
-    tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes
-) -> None:
+def test_no_cut_and_no_junk_passes_for_a_whole_file(tmp_path_factory, cut, junk):
     path = tmp_path_factory.mktemp("cut") / "x.safetensors"
     save_file(TENSORS, path)
     whole = path.read_bytes()
@@ -110,7 +106,7 @@ def test_no_cut_and_no_junk_passes_for_a_whole_file(
             table_of_contents(path)
 
 
-def test_a_file_cut_after_it_was_opened_is_refused(path: Path) -> None:
+def test_a_file_cut_after_it_was_opened_is_refused(path):
     item = table_of_contents(path)["a"]
     path.write_bytes(path.read_bytes()[: item.stop - 4])
     with refused(str(path), "tensor a ends early"):
@@ -121,7 +117,7 @@ def test_a_file_cut_after_it_was_opened_is_refused(path: Path) -> None:
 
 @pytest.mark.parametrize("target", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("source", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_another_dtype_is_converted_as_tensor_to_does(tmp_path: Path, source: torch.dtype, target: torch.dtype) -> None:
+def test_another_dtype_is_converted_as_tensor_to_does(tmp_path, source, target):
     saved = random_tensor(1000, dtype=source)
     save_file({"x": saved}, tmp_path / "x.safetensors")
     read = torch.empty(1000, dtype=target)
@@ -129,7 +125,7 @@ def test_another_dtype_is_converted_as_tensor_to_does(tmp_path: Path, source: to
     assert same_bits(read, saved.to(target))
 
 
-def test_fp32_to_bf16_is_one_rounding_to_nearest_even(tmp_path: Path) -> None:
+def test_fp32_to_bf16_is_one_rounding_to_nearest_even(tmp_path):
     values = random_tensor(4096)
     save_file({"x": values}, tmp_path / "x.safetensors")
     read = torch.empty(4096, dtype=torch.bfloat16)
@@ -140,9 +136,7 @@ def test_fp32_to_bf16_is_one_rounding_to_nearest_even(tmp_path: Path) -> None:
     assert not np.array_equal(rounded, (raw >> 16).astype(np.uint16)), "truncation would be another value"
 
 
-def test_a_tensor_larger_than_the_staging_buffer_is_read_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_larger_than_the_staging_buffer_is_read_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(safetensors_file, "STAGE_BYTES", 4096)
     saved = random_tensor(5 * 2048 + 123, dtype=torch.bfloat16)
     save_file({"x": saved}, tmp_path / "x.safetensors")
@@ -152,7 +146,7 @@ def test_a_tensor_larger_than_the_staging_buffer_is_read_in_parts(
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.int64, torch.bool])
-def test_tensors_that_are_no_plain_floats_are_refused_by_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_tensors_that_are_no_plain_floats_are_refused_by_dtype(tmp_path, dtype):
     save_file({"x": torch.zeros(4).to(dtype)}, tmp_path / "x.safetensors")
     item = table_of_contents(tmp_path / "x.safetensors")["x"]
     with refused("x.safetensors", "tensor x", "BF16, F16, F32 or F64", item.dtype):

@@ -10,7 +10,7 @@ PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "published"
 
 
 @pytest.fixture(scope="session")
-def published() -> Path:
+def published():
     """The paper's released ledgers, in a folder beside the repository."""
     if not (PUBLISHED / "paper_claims.json").is_file():
         pytest.skip(f"the published release is not at {PUBLISHED}")
@@ -18,6 +18,6 @@ def published() -> Path:
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> Path:
+def release(tmp_path):
     """A small release in the published format, with other numbers."""
     return write_release(tmp_path / "release")

@@ -62,37 +62,37 @@ def changed(kernel: Attention, case: Case, rng: random.Random, tries: int) -> in
 
 @pytest.mark.parametrize("length", EDGES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_keep_their_bits_however_the_call_is_cut(dtype: torch.dtype, length: int, fresh_threads: None) -> None:
+def test_rows_keep_their_bits_however_the_call_is_cut(dtype, length, fresh_threads):
     rng = random.Random(f"{dtype}{length}")
     for groups in (rng.randint(1, 4), rng.randint(5, 8)):
         assert changed(blocked, Case(dtype, length, groups, seed=length * 10 + groups), rng, tries=8) == 0
 
 
 @pytest.mark.parametrize("groups", range(1, 9))
-def test_rows_keep_their_bits_across_three_blocks(groups: int, fresh_threads: None) -> None:
+def test_rows_keep_their_bits_across_three_blocks(groups, fresh_threads):
     assert changed(blocked, Case(torch.bfloat16, 2 * KEY_BLOCK + 9, groups, seed=groups), random.Random(groups), 5) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [*range(1, 301), *FAR_EDGES])
-def test_rows_keep_their_bits_at_every_length(length: int, fresh_threads: None) -> None:
+def test_rows_keep_their_bits_at_every_length(length, fresh_threads):
     rng = random.Random(length)
     for dtype in DTYPES:
         assert changed(blocked, Case(dtype, length, rng.randint(1, 8), seed=length), rng, tries=6) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sdpa_rows_do_not_keep_theirs(dtype: torch.dtype, fresh_threads: None) -> None:
+def test_sdpa_rows_do_not_keep_theirs(dtype, fresh_threads):
     """The control: the default kernel fails the same test."""
     rng = random.Random(7)
     cases = [Case(dtype, length, 2, seed=length) for length in (257, 300)]
     assert sum(changed(ATTENTION_KERNELS["repeat_kv"], case, rng, 8) for case in cases) > 0
 
 
-def test_a_crooked_tree_is_found_out(monkeypatch: pytest.MonkeyPatch, fresh_threads: None) -> None:
+def test_a_crooked_tree_is_found_out(monkeypatch, fresh_threads):
     """The control: blocks added in two halves of what is there, a tree that is not tied to the absolute index."""
 
-    def halves(x: Tensor) -> Tensor:
+    def halves(x):
         return x[0] if len(x) == 1 else halves(x[: len(x) // 2]) + halves(x[len(x) // 2 :])
 
     case = Case(torch.float32, 3 * KEY_BLOCK + 40, 2, seed=5)
@@ -106,7 +106,7 @@ def test_a_crooked_tree_is_found_out(monkeypatch: pytest.MonkeyPatch, fresh_thre
 
 
 @pytest.mark.parametrize("blocks", range(1, 12))
-def test_further_zero_blocks_change_nothing_in_a_tree(blocks: int) -> None:
+def test_further_zero_blocks_change_nothing_in_a_tree(blocks):
     x = random_tensor(blocks, 5, 7, seed=blocks)
     x[:, 0] = -0.0
     for more in range(1, 9):
@@ -116,7 +116,7 @@ def test_further_zero_blocks_change_nothing_in_a_tree(blocks: int) -> None:
         assert not same_bits(add_tree(torch.cat((torch.zeros(1, 5, 7), x))), add_tree(x)), "the index must count"
 
 
-def test_blocks_hold_the_keys_and_zeros() -> None:
+def test_blocks_hold_the_keys_and_zeros():
     x = random_tensor(2, 3, KEY_BLOCK + 5, 4)
     held = whole_blocks(x)
     assert held.shape == (2, 2, 3, KEY_BLOCK, 4)
@@ -126,7 +126,7 @@ def test_blocks_hold_the_keys_and_zeros() -> None:
 
 @pytest.mark.parametrize("length", [1, 40, 256, 300, 600])
 @pytest.mark.parametrize("groups", [1, 3, 8])
-def test_mathematics_of_eager_in_fp64(length: int, groups: int) -> None:
+def test_mathematics_of_eager_in_fp64(length, groups):
     case = Case(torch.float64, length, groups, seed=length + groups)
     mine, exact = (case.rows(ATTENTION_KERNELS[name], 0, length) for name in ("blocked", "eager"))
     torch.testing.assert_close(mine, exact, rtol=1e-12, atol=1e-13)
@@ -134,7 +134,7 @@ def test_mathematics_of_eager_in_fp64(length: int, groups: int) -> None:
     assert bool(dead.any()) and not mine[:, dead].any(), "a row that may attend to nothing gives zeros"
 
 
-def test_more_heads_a_group_than_a_tile_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_heads_a_group_than_a_tile_holds_are_refused(monkeypatch):
     monkeypatch.setattr(attention, "ROW_TILES", (16,))
     attention.row_tiles.cache_clear()
     with refused("attention kernel blocked", "at most 16", "17"):
@@ -142,7 +142,7 @@ def test_more_heads_a_group_than_a_tile_holds_are_refused(monkeypatch: pytest.Mo
     attention.row_tiles.cache_clear()
 
 
-def test_a_device_that_keeps_no_tile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_keeps_no_tile_is_refused(monkeypatch):
     monkeypatch.setattr(attention, "place_does_not_matter", lambda *_: False)
     attention.row_tiles.cache_clear()
     with refused("attention kernel blocked", "head size 8", "float32"):
