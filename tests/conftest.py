@@ -1,6 +1,7 @@
 """Shared by all quick tests: one tiny checkpoint, its models and the three constructions of one boundary."""
 
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from minimodel import Decoder, NumericContract, load_model
 from minimodel.errors import InputError
 from tests import THREADS
 from tests.tiny import TASK, write_checkpoint
+
+# a shell without job control starts background jobs with SIGINT ignored, and every command started here inherits that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # no deadline: a shared machine may stall any example; derandomised: a failure is there on every run, or on none
 settings.register_profile(
