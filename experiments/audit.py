@@ -18,12 +18,10 @@ from typing import Any
 import click
 
 from experiments.report.sections import run_report
-from experiments.run.directory import RunDirectory
+from experiments.run.directory import Run, RunDirectory, read_finished
 from experiments.run.exits import DONE, GATE_FAILED, run_command, say
-from experiments.run.leaves import compare_leaves, leaves, without
-from experiments.run.ledger import row_key
-from experiments.run.manifest import SCHEMA, code_sha256
-from experiments.run.reader import Run, read_finished
+from experiments.run.ledger import compare_leaves, leaves, row_key, without
+from experiments.run.options import SCHEMA, code_sha256
 from experiments.run.records import Manifest, Row, RowExtra, Summary
 from experiments.run.summary import run_summary
 from minimodel.errors import InputError

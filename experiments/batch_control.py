@@ -14,13 +14,12 @@ import click
 
 from decode.record import derived_sha256
 from decode.state import State
-from experiments.run.control import Control, Input, select
+from experiments.run.control import Control, Input, select, whole_steps
 from experiments.run.exits import run_command
+from experiments.run.inputs import open_session
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option
-from experiments.run.session import open_session
 from experiments.run.tasks import longest_row
-from experiments.run.whole import whole_steps
 from minimodel.decoder import Decoder
 
 

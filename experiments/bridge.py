@@ -20,15 +20,23 @@ from decode.greedy import Steps
 from decode.state import State
 from experiments.report.closing import outcome
 from experiments.report.values import rate
-from experiments.run.bank import Prefix, open_bank
 from experiments.run.exits import run_command
 from experiments.run.experiment import ArmExperiment, Arms, boundary_length, gate
+from experiments.run.inputs import (
+    Prefix,
+    bank_tasks,
+    open_bank,
+    open_bank_session,
+    panel_counts,
+    panel_span,
+    select_spread,
+    shortfall,
+    spread_record,
+)
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
-from experiments.run.panel import panel_counts, panel_span, select_spread, shortfall, spread_record
 from experiments.run.progress import RowProgress
 from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
-from experiments.run.session import bank_tasks, open_bank_session
 from experiments.run.summary import pair_summary, run_summary
 from experiments.run.tasks import RowName, longest_row
 from minimodel.decoder import Decoder

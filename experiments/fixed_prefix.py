@@ -24,15 +24,13 @@ from decode.greedy import Steps
 from decode.state import State
 from experiments.report.closing import closing_line
 from experiments.report.values import change
-from experiments.run.arms import prefix_holds
-from experiments.run.bank import BANK, Prefix, open_bank
 from experiments.run.exits import run_command
-from experiments.run.experiment import ArmExperiment, Arms, gate
+from experiments.run.experiment import ArmExperiment, Arms, gate, prefix_holds
+from experiments.run.inputs import BANK, BankSession, Models, Prefix, bank_tasks, open_bank, open_bank_session
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, source_option
 from experiments.run.progress import RowProgress
 from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
-from experiments.run.session import BankSession, Models, bank_tasks, open_bank_session
 from experiments.run.summary import cross_precision, pair_summary, run_summary
 from experiments.run.tasks import Task, longest_continuation
 from minimodel.decoder import Decoder

@@ -23,10 +23,10 @@ from decode.contract import Contract
 from decode.independence import together_here
 from decode.stepper import Stepper
 from experiments.report.machine import SCHEMA, machine_lines
+from experiments.run.costs import StreamingRead
 from experiments.run.exits import DONE, one_line, run_command
 from experiments.run.ledger import write_whole
 from experiments.run.options import DEVICE, THREADS, checkpoint_option
-from experiments.run.timing import StreamingRead
 from minimodel.checkpoint import Checkpoint, file_digests, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError

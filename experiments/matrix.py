@@ -12,12 +12,12 @@ from pathlib import Path
 import click
 
 from cache.storage import Provenance
+from experiments.run.designs import RetainedLive
 from experiments.run.exits import run_command
+from experiments.run.inputs import Session, open_session
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option
-from experiments.run.retained_live import RetainedLive
 from experiments.run.saving import Saving, require_room, saving_options
-from experiments.run.session import Session, open_session
 
 
 def open_saving(session: Session, out: Path, boundaries: bool, traced: tuple[str, ...], last: int | None) -> Saving:

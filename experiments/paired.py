@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from experiments.run.exits import DONE, run_command
-from experiments.run.jsonlines import read_records
+from experiments.run.tasks import read_records
 from minimodel.errors import InputError
 from stats.intervals import NO_INTERVAL, SEED, Proportion
 from stats.paired import PairedResult, compare_results, unique_labels

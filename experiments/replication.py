@@ -14,14 +14,12 @@ from pathlib import Path
 
 import click
 
-from experiments.run.bank import open_bank
+from experiments.run.designs import SixArms, donor_summary
 from experiments.run.exits import run_command
+from experiments.run.inputs import open_bank, open_bank_session, panel_counts, select_spread, spread_record
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
-from experiments.run.panel import panel_counts, select_spread, spread_record
 from experiments.run.records import Panel, Row, Summary
-from experiments.run.session import open_bank_session
-from experiments.run.six_arms import SixArms, donor_summary
 from experiments.run.summary import run_summary
 from stats.donors import LEAST_DIVERGENT, LEAST_EXACT, interpret
 

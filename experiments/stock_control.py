@@ -15,14 +15,11 @@ import click
 from decode.chat import TEMPLATE, Chat
 from decode.record import causal_sha256
 from decode.text import TextCodec
-from experiments.run.control import Control, Input, select
+from experiments.run.control import Control, Input, chat_steps, select
 from experiments.run.exits import run_command
-from experiments.run.jsonlines import refuse_rows
 from experiments.run.loop import run
-from experiments.run.manifest import build_manifest
-from experiments.run.options import RunOptions, common_options, dtype_option
-from experiments.run.tasks import SHOWN_ID, Task, load_tasks
-from experiments.run.whole import chat_steps
+from experiments.run.options import RunOptions, build_manifest, common_options, dtype_option
+from experiments.run.tasks import SHOWN_ID, Task, load_tasks, refuse_rows
 from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse

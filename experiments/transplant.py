@@ -14,17 +14,15 @@ from pathlib import Path
 
 import click
 
-from experiments.run.bank import Bank, Prefix, open_strata
+from experiments.run.designs import SixArms, donor_row, donor_summary
 from experiments.run.directory import ROWS
 from experiments.run.exits import run_command
 from experiments.run.experiment import Arms
+from experiments.run.inputs import Bank, Prefix, lengths, open_bank_session, open_strata, panel_counts, panel_record
 from experiments.run.ledger import sha256_file
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
-from experiments.run.panel import lengths, panel_counts, panel_record
 from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
-from experiments.run.session import open_bank_session
-from experiments.run.six_arms import SixArms, donor_row, donor_summary
 from experiments.run.summary import run_summary
 from stats.intervals import Z_TRANSPLANT, wilson
 from stats.panels import stratified_spread

@@ -37,12 +37,10 @@ from experiments.benchmark.options import (
 )
 from experiments.benchmark.report import check, printed, write
 from experiments.benchmark.results import Baseline, growth_entry, memory_entry, row_entry
-from experiments.run.costs import weight_bytes
+from experiments.run.costs import StreamingRead, rotated, weight_bytes
 from experiments.run.exits import DONE, GATE_FAILED, run_command
-from experiments.run.manifest import git_state
-from experiments.run.options import Command, with_options
+from experiments.run.options import Command, git_state, with_options
 from experiments.run.tasks import load_tasks, prompt_states
-from experiments.run.timing import StreamingRead, rotated
 from minimodel.checkpoint import file_digests, open_checkpoint
 from minimodel.machine import cpu_model, machine_record
 from minimodel.numerics import NumericContract

@@ -17,10 +17,10 @@ from decode.contract import Contract
 from decode.greedy import alone
 from decode.record import FunctionalRecord
 from decode.state import State
+from experiments.run.designs import RetainedLive
+from experiments.run.inputs import left_out
 from experiments.run.progress import Progress
 from experiments.run.records import Row
-from experiments.run.retained_live import RetainedLive
-from experiments.run.session import left_out
 from experiments.run.tasks import Task
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import COPIES

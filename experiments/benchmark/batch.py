@@ -16,8 +16,7 @@ from decode.stepper import Stepper
 from experiments.benchmark.arms import COLUMNS, Arm, Workload
 from experiments.benchmark.measures import Bench, prefilled, tensors_digest
 from experiments.benchmark.results import DIFFERS, EQUAL
-from experiments.run.costs import cache_bytes
-from experiments.run.timing import Sample, Spread, interleaved, ratios
+from experiments.run.costs import Sample, Spread, cache_bytes, interleaved, ratios
 from minimodel.bits import COPIES, RowFailure
 from minimodel.decoder import Decoder
 from minimodel.roles import attention_mask, position_ids

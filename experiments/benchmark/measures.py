@@ -14,10 +14,19 @@ from decode.contract import Contract
 from decode.state import State
 from decode.stepper import Stepper
 from experiments.benchmark.arms import COLUMNS, FLOORED, Arm, Floor, Workload
-from experiments.run.costs import prefill_cost, step_bytes
+from experiments.run.costs import (
+    Rounds,
+    Sample,
+    Stopwatch,
+    StreamingRead,
+    interleaved,
+    load,
+    prefill_cost,
+    rotated,
+    step_bytes,
+)
 from experiments.run.ledger import canonical, sha256_text
 from experiments.run.tasks import Task
-from experiments.run.timing import Rounds, Sample, Stopwatch, StreamingRead, interleaved, load, rotated
 from minimodel.bits import COPIES
 from minimodel.config import ModelConfig
 from minimodel.numerics import NumericContract

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.benchmark.arms import COLUMNS, Arm
 from experiments.benchmark.child import Peak
 from experiments.benchmark.measures import Measured
-from experiments.run.timing import Spread, ratios
+from experiments.run.costs import Spread, ratios
 
 EQUAL, DIFFERS = "equal", "differs"
 

@@ -26,28 +26,27 @@ from experiments.carrier.sites import Site, sites
 from experiments.carrier.tables import carrier_summary
 from experiments.report.closing import outcome
 from experiments.report.values import rate
-from experiments.run.arms import (
+from experiments.run.designs import DONORS, follows
+from experiments.run.directory import ROWS
+from experiments.run.exits import run_command
+from experiments.run.experiment import (
     Arm,
+    Experiment,
     arm_entry,
     continued,
     copies_synchronised,
     functional_state_holds,
+    gate,
     prefix_entry,
     prefix_holds,
     storage_disjoint,
 )
-from experiments.run.bank import Prefix, open_strata
-from experiments.run.directory import ROWS
-from experiments.run.exits import run_command
-from experiments.run.experiment import Experiment, gate
+from experiments.run.inputs import Prefix, open_bank_session, open_strata, panel_record, select_spread
 from experiments.run.ledger import sha256_file
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
-from experiments.run.panel import panel_record, select_spread
 from experiments.run.progress import RowProgress
 from experiments.run.records import Gates, Panel, PanelRow, Row, Summary
-from experiments.run.session import open_bank_session
-from experiments.run.six_arms import DONORS, follows
 from experiments.run.tasks import RowName, longest_continuation
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.run.panel import panel_counts
+from experiments.run.designs import SIDES
+from experiments.run.inputs import panel_counts
 from experiments.run.records import Panel, Row, Summary
-from experiments.run.six_arms import SIDES
 from experiments.run.summary import run_summary
 from stats.intervals import Z_TRANSPLANT, wilson
 

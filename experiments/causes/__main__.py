@@ -26,15 +26,22 @@ from experiments.causes.alone import rows_alone
 from experiments.causes.cells import CELLS, DTYPES, Cell, cells
 from experiments.causes.oracle import Oracle, oracle_entry
 from experiments.causes.rules import causes_summary, closing_lines
-from experiments.run.bank import open_bank
 from experiments.run.exits import run_command
 from experiments.run.experiment import ArmExperiment, Arms, gate
+from experiments.run.inputs import (
+    BankSession,
+    Models,
+    bank_tasks,
+    left_out,
+    open_bank,
+    open_bank_session,
+    select_spread,
+    spread_record,
+)
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, source_option
-from experiments.run.panel import select_spread, spread_record
 from experiments.run.progress import RowProgress
 from experiments.run.records import Panel, Row, RowExtra, Summary
-from experiments.run.session import BankSession, Models, bank_tasks, left_out, open_bank_session
 from experiments.run.tasks import Task, longest_continuation
 from minimodel.bits import bits
 from minimodel.checkpoint import open_checkpoint

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from scipy.stats import spearmanr
 
-from experiments.run.panel import panel_counts
+from experiments.run.inputs import panel_counts
 from experiments.run.records import Panel, Row, Summary
 from experiments.run.summary import pair_summary, run_summary
 from stats.intervals import STREAMS

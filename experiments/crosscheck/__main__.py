@@ -29,10 +29,9 @@ from experiments.crosscheck.compare import (
 )
 from experiments.crosscheck.explain import LETTERS, Finding, explain_files, explain_row
 from experiments.crosscheck.rerun import Rerun
-from experiments.run.directory import INFORMATION
+from experiments.run.directory import INFORMATION, Run, read_run
 from experiments.run.exits import DONE, GATE_FAILED, run_command, say
-from experiments.run.leaves import LeafComparison
-from experiments.run.reader import Run, read_run
+from experiments.run.ledger import LeafComparison
 from minimodel.errors import InputError, refuse
 
 SHOWN = 6  # lines of a kind, before "and N more"

@@ -11,8 +11,8 @@ from torch import Tensor
 from cache.boundary import SCHEMA as BOUNDARY
 from cache.storage import Stored, open_tensors
 from experiments.crosscheck.tensors import Difference, first_difference
-from experiments.run.leaves import LeafComparison, compare_leaves, without
-from experiments.run.reader import Run
+from experiments.run.directory import Run
+from experiments.run.ledger import LeafComparison, compare_leaves, without
 from experiments.run.saving import SCHEMA as TRACE
 from experiments.run.saving import token_axis
 from minimodel.errors import InputError, refuse

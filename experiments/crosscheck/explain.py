@@ -11,8 +11,8 @@ from decode.greedy import greedy_suffix
 from experiments.crosscheck.compare import FilePair, common_prefix_step, compare_files, first_step, in_memory
 from experiments.crosscheck.rerun import ONE_CALL, TOKEN_BY_TOKEN, Rerun
 from experiments.crosscheck.tensors import Difference
-from experiments.run.leaves import first_unequal
-from experiments.run.reader import Run
+from experiments.run.directory import Run
+from experiments.run.ledger import first_unequal
 from experiments.run.saving import BOUNDARIES, TRACES, file_name
 from minimodel.bits import same_bits
 from minimodel.errors import InputError

@@ -10,8 +10,8 @@ from cache.boundary import Boundary
 from cache.build import build_incremental, build_prefill
 from decode.contract import Contract
 from decode.state import State
+from experiments.run.inputs import left_out
 from experiments.run.saving import Trace, require_room
-from experiments.run.session import left_out
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.checkpoint import file_digests, open_checkpoint
 from minimodel.decoder import Decoder

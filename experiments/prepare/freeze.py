@@ -9,9 +9,8 @@ from typing import Any
 
 from decode.text import LETTERS
 from experiments.prepare.sources import Record
-from experiments.run.jsonlines import refuse_rows
 from experiments.run.ledger import canonical
-from experiments.run.tasks import INDEX, letter_is_ambiguous
+from experiments.run.tasks import INDEX, letter_is_ambiguous, refuse_rows
 
 # a line of the question that states an answer, as a source's leftover would
 STATED = re.compile(r"^[ \t>*#-]*(?:the\s+)?(?:correct\s+|right\s+)?answer\s*(?:is)?\s*[:=]\s*(.+?)\s*$", re.I | re.M)

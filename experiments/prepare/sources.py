@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from decode.text import LETTERS
-from experiments.run.jsonlines import read_records, refuse_rows
-from experiments.run.tasks import EXPLICIT, right_choice, right_number
+from experiments.run.tasks import EXPLICIT, read_records, refuse_rows, right_choice, right_number
 from minimodel.errors import InputError
 
 GPQA = {

@@ -8,7 +8,7 @@ every layer. `checkpoint_alias`: C0 for the transplants, C1 for the replication.
 from collections.abc import Callable
 from typing import Any
 
-from experiments.run.six_arms import INTO_INCREMENTAL, INTO_PREFILL, donor_rows
+from experiments.run.designs import INTO_INCREMENTAL, INTO_PREFILL, donor_rows
 from minimodel.errors import refuse
 
 Row = dict[str, Any]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.published.columns import AUDIT_FLAGS, AUDIT_LEAVES, FILES, Line, audit_leaves
+from experiments.run.designs import INTO_INCREMENTAL, INTO_PREFILL
+from experiments.run.directory import Run, read_finished
 from experiments.run.ledger import write_whole
-from experiments.run.reader import Run, read_finished
-from experiments.run.six_arms import INTO_INCREMENTAL, INTO_PREFILL
 from minimodel.errors import InputError, refuse
 from stats.published.claims import SCHEMA
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.run.directory import MANIFEST, ROWS, SUMMARY
+from experiments.run.directory import MANIFEST, ROWS, SUMMARY, read_run
 from experiments.run.exits import readable
 from experiments.run.ledger import row_key
-from experiments.run.reader import read_run
 from experiments.run.summary import matched_prefixes
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json, read_bytes

@@ -32,7 +32,7 @@ from experiments.report.tables import (
 )
 from experiments.report.values import words
 from experiments.report.why import why_blocks
-from experiments.run.panel import shortfall
+from experiments.run.inputs import shortfall
 
 # experiment: (title, question); the order is that of the study
 EXPERIMENTS: dict[str, tuple[str, str]] = {

@@ -1,4 +1,6 @@
-"""The row loop of every experiment: resume, preflight, decode, append, summarise; alone, or as one rank of several.
+"""How many rows a run decodes together: what keeps every bit on this machine, and what its memory holds.
+
+The row loop of every experiment: resume, preflight, decode, append, summarise; alone, or as one rank of several.
 
 Under torchrun rank 0 holds the run directory. It first takes over what earlier jobs left in partial ledgers, then sends
 which rows are left. These go in two phases: the preflight, wherever its rows stand, and then the others. Within a phase
@@ -15,20 +17,77 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from decode.batched import Job, in_flight
+from decode.independence import LARGEST, together_here
 from experiments.report.closing import withheld
 from experiments.report.sections import run_report
-from experiments.run import ranks
-from experiments.run.batching import batch_size
 from experiments.run.directory import PartialLedger, RunDirectory, require_same_manifest
-from experiments.run.exits import DONE, GATE_FAILED, one_line, say
+from experiments.run.exits import DONE, END, GATE_FAILED, Ranks, current, one_line, say
 from experiments.run.experiment import Experiment
 from experiments.run.ledger import row_key
 from experiments.run.options import RunOptions
 from experiments.run.progress import Progress
 from experiments.run.records import Manifest, Row, Timing
-from minimodel.bits import RowFailure
+from minimodel.bits import COPIES, RowFailure
+from minimodel.decoder import Decoder
 from minimodel.errors import InputError
+
+CACHES = 7  # of one row at its fullest: the six boundaries of a transplant row, and the suffix decoder's working copy
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows decoded together."""
+
+    size: int
+    together: Decoder  # what takes their common steps
+    text: str  # how many, and why; one line
+
+
+def batch_size(model: Decoder, asked: int | None, rows: int, longest: int) -> Batch:
+    """As many rows as asked for, or at most 16 of the `rows` left. A row's caches hold up to `longest` tokens.
+
+    InputError when so many were asked for and they would not keep the bits they have alone, or not fit into memory.
+    """
+    if asked == 1 or rows == 1:
+        return Batch(1, model, "1 row at a time: " + ("as asked for" if asked == 1 else "one is left"))
+    wanted = LARGEST if asked is None else asked
+    found = together_here(model, wanted)
+    fitting, memory = _fitting(model, longest)
+    if asked is not None and min(found.size, fitting) < asked:
+        why = f"{found.limit}: other bits than alone" if found.size < asked else memory
+        raise InputError(f"--batch-size: expected at most {min(found.size, fitting)} here ({why}), found {asked}")
+    size = max(1, min(wanted, found.size, fitting))
+    why = f"every part of a step was checked to keep its bits up to {2 * found.size} rows of the batch"
+    if found.size < wanted:
+        why = f"{found.limit} of the batch: other bits than alone"
+    return Batch(size, found.model, f"{size} rows at a time: {memory if size < found.size else why}")
+
+
+def _fitting(model: Decoder, longest: int) -> tuple[int, str]:
+    """The rows whose caches fit into the memory that is free now, and a text that says so."""
+    config = model.config
+    entries = 2 * config.num_hidden_layers * COPIES * config.num_key_value_heads * longest * config.head_dim
+    row = CACHES * entries * model.numeric.torch_dtype.itemsize
+    free = free_bytes(model.numeric.torch_device)
+    if free is None:
+        return 1 << 30, ""
+    return free // row, f"a row's caches take up to {row} bytes, and {free} are free"
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on the device now; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = dict(line.split(":", 1) for line in lines if ":" in line)
+    return int(found["MemAvailable"].split()[0]) << 10 if "MemAvailable" in found else None
+
 
 Inform = Callable[[str, str], None]
 OPENED, GO, STOP = "opened", "go", "stop"  # what rank 0 sends
@@ -64,7 +123,7 @@ def run_plan(plan: Plan, out: Path, fresh: bool, quiet: bool) -> int:
     Under torchrun every rank decodes its share; rank 0 alone holds the directory, sums up and returns the verdict, and
     the others return 0 once it has.
     """
-    job = ranks.current()
+    job = current()
     if job is not None and job.rank > 0:
         return _follow(plan, out, job)
     directory = RunDirectory(out, plan.manifest, fresh)
@@ -73,11 +132,11 @@ def run_plan(plan: Plan, out: Path, fresh: bool, quiet: bool) -> int:
     finally:
         directory.close()
     if job is not None:
-        job.tell(ranks.END)
+        job.tell(END)
     return code
 
 
-def _run(plan: Plan, directory: RunDirectory, job: ranks.Ranks | None, quiet: bool) -> int:
+def _run(plan: Plan, directory: RunDirectory, job: Ranks | None, quiet: bool) -> int:
     """Rows, summary and report; returns the exit code."""
     out = directory.path
     for name, text in plan.attachments.items():
@@ -175,7 +234,7 @@ def _append_in_order(plan: Plan, directory: RunDirectory, progress: Progress, ro
     return _waiting_failure(plan, directory)
 
 
-def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: ranks.Ranks) -> str:
+def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks) -> str:
     """Rank 0's part; returns a text, naming row and gates, when the preflight failed."""
     stopped = _take_over(plan, directory, 0) or _waiting_failure(plan, directory)
     left = [] if stopped else _missing(plan, directory)
@@ -194,7 +253,7 @@ def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: ranks.Ra
     return stopped
 
 
-def _follow(plan: Plan, out: Path, job: ranks.Ranks) -> int:
+def _follow(plan: Plan, out: Path, job: Ranks) -> int:
     """Any other rank's part: its share of every phase, without printing, until rank 0 has summed up."""
     left = json.loads(job.hear(OPENED))
     try:
@@ -207,11 +266,11 @@ def _follow(plan: Plan, out: Path, job: ranks.Ranks) -> int:
         job.tell(_done(stage, job.rank))
         if job.hear(_verdict(stage)) == STOP:
             break
-    job.hear(ranks.END)
+    job.hear(END)
     return DONE
 
 
-def _decode_share(plan: Plan, rows: list[int], out: Path, progress: Progress, job: ranks.Ranks, inform: Inform) -> None:
+def _decode_share(plan: Plan, rows: list[int], out: Path, progress: Progress, job: Ranks, inform: Inform) -> None:
     """Decodes this rank's rows of a phase. RankFailed when another rank has failed meanwhile: what is written stays."""
     ledger = PartialLedger(out, job.rank)
     try:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from experiments.run.directory import read_finished
 from experiments.run.ledger import row_key, seal
-from experiments.run.reader import read_finished
 from experiments.run.summary import gate_counts
 from tests.experiments.commands import write_tasks
 from tests.tiny import write_checkpoint

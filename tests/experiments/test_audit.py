@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from experiments.audit import joined_arms
-from experiments.run.leaves import leaves
+from experiments.run.ledger import leaves
 from tests.experiments.runs import ROWS, altered, call, ledger, one_line, open_finished
 
 MATRIX, FIXED = "runs/matrix-bf16", "runs/fixed_prefix-bf16-fp32"

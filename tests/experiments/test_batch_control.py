@@ -8,7 +8,7 @@ import torch
 
 import experiments.batch_control as batch_control
 import experiments.run.control as control
-import experiments.run.whole as whole
+import experiments.run.control as whole
 from cache.build import build_live
 from decode.greedy import alone, greedy_suffix
 from stats.panels import length_spread

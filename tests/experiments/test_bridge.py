@@ -8,8 +8,7 @@ import pytest
 
 import experiments.bridge as bridge
 from experiments.bridge import Bridge
-from experiments.run.bank import open_bank
-from experiments.run.panel import select_spread
+from experiments.run.inputs import open_bank, select_spread
 from minimodel.bits import bits
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
 

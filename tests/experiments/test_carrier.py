@@ -12,10 +12,9 @@ from experiments.carrier.__main__ import Carrier
 from experiments.carrier.sites import sites
 from experiments.carrier.tables import carrier_summary
 from experiments.report.sections import run_report
-from experiments.run.bank import Prefix
-from experiments.run.panel import panel_record
+from experiments.run.designs import DONORS, INTO_PREFILL, follows
+from experiments.run.inputs import Prefix, panel_record
 from experiments.run.progress import Progress
-from experiments.run.six_arms import DONORS, INTO_PREFILL, follows
 from minimodel.roles import ROLE_NAMES
 from tests.experiments.runs import ledger, one_line, open_finished, rewrite, run
 

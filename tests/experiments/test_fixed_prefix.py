@@ -9,7 +9,7 @@ import pytest
 import experiments.fixed_prefix as fixed_prefix
 import experiments.run.experiment as experiment
 from experiments.fixed_prefix import FixedPrefix
-from experiments.run.bank import open_bank
+from experiments.run.inputs import open_bank
 from experiments.run.ledger import sha256_file
 from experiments.run.summary import cross_precision
 from minimodel.bits import bits

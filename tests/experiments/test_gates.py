@@ -20,11 +20,11 @@ import experiments.carrier.__main__ as carrier
 import experiments.causes.__main__ as causes
 import experiments.fixed_prefix as fixed_prefix
 import experiments.replication as replication
-import experiments.run.arms as arms
 import experiments.run.control as control
-import experiments.run.retained_live as retained_live
-import experiments.run.six_arms as six_arms
-import experiments.run.whole as whole
+import experiments.run.control as whole
+import experiments.run.designs as retained_live
+import experiments.run.designs as six_arms
+import experiments.run.experiment as arms
 import experiments.stock_control as stock_control
 from cache import Boundary, build_live, transplant
 from cache.drift import compare
@@ -33,13 +33,11 @@ from decode.greedy import alone
 from experiments.carrier.sites import sites
 from experiments.causes.cells import Cell
 from experiments.causes.oracle import Oracle
-from experiments.run.bank import Prefix
+from experiments.run.designs import RetainedLive, SixArms
 from experiments.run.experiment import Experiment
+from experiments.run.inputs import Models, Prefix
 from experiments.run.progress import Progress
 from experiments.run.records import Panel
-from experiments.run.retained_live import RetainedLive
-from experiments.run.session import Models
-from experiments.run.six_arms import SixArms
 from experiments.run.tasks import Task
 from minimodel import Decoder, load_model
 from minimodel.checkpoint import open_checkpoint

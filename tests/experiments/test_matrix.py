@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.run.retained_live import RetainedLive
+from experiments.run.designs import RetainedLive
 from tests.experiments.commands import command, start
 from tests.experiments.matrices import ROWS, arguments, write_inputs
 from tests.experiments.runs import call, one_line, open_finished

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import experiments.run.designs as retained_live
 import experiments.run.experiment as experiment
-import experiments.run.retained_live as retained_live
 from tests.experiments.matrices import ROWS, arguments, write_inputs
 from tests.experiments.runs import call
 

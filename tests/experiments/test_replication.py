@@ -6,10 +6,9 @@ import shutil
 import pytest
 
 import experiments.replication as replication
-import experiments.run.six_arms as six_arms
+import experiments.run.designs as six_arms
 from decode.contract import OPEN
-from experiments.run.bank import open_bank
-from experiments.run.panel import select_spread
+from experiments.run.inputs import open_bank, select_spread
 from stats.donors import (
     CHECKPOINT_SENSITIVE,
     CONDITIONAL,

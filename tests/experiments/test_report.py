@@ -11,7 +11,7 @@ from experiments.report.rows import row_entry, view
 from experiments.report.runs import read_runs
 from experiments.report.sections import experiment_section
 from experiments.report.texts import read_texts
-from experiments.run.retained_live import matrix_summary
+from experiments.run.designs import matrix_summary
 from experiments.run.summary import matched_prefixes
 from minimodel.errors import InputError
 from tests.experiments.report.page import HOSTILE, Page

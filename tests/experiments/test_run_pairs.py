@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from experiments.run.leaves import leaves
-from experiments.run.ledger import row_key
-from experiments.run.reader import read_run
+from experiments.run.directory import read_run
+from experiments.run.ledger import leaves, row_key
 from tests.experiments.crosschecks import run as crosscheck
 from tests.experiments.runs import altered, call
 

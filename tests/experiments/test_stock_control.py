@@ -9,8 +9,7 @@ from cache.digest import cache_sha256
 from cache.kv import KVCache
 from decode.greedy import alone
 from decode.record import causal_sha256
-from experiments.run.control import Control
-from experiments.run.whole import chat_steps, selected_logprob
+from experiments.run.control import Control, chat_steps, selected_logprob
 from experiments.stock_control import LIMIT
 from minimodel import load_model
 from tests.conftest import numeric

@@ -7,10 +7,10 @@ import shutil
 import pytest
 import torch
 
-import experiments.run.six_arms as six_arms
+import experiments.run.designs as six_arms
 import experiments.transplant as transplant
 from cache.transplant import transplant as take
-from experiments.run.bank import Bank, Prefix
+from experiments.run.inputs import Bank, Prefix
 from stats.intervals import Z_TRANSPLANT, wilson
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
 

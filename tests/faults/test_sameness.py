@@ -13,11 +13,10 @@ import pytest
 from cache import build_live, build_prefill
 from decode import Contract, State, greedy_suffix
 from decode.greedy import alone
-from experiments.run.arms import Arm
-from experiments.run.experiment import Arms
+from experiments.run.designs import RetainedLive
+from experiments.run.experiment import Arm, Arms
 from experiments.run.ledger import seal
 from experiments.run.progress import Progress
-from experiments.run.retained_live import RetainedLive
 from experiments.run.tasks import load_tasks
 from minimodel import load_model
 from tests.conftest import numeric

@@ -19,15 +19,13 @@ from cache.storage import Provenance
 from decode.contract import Contract
 from decode.greedy import Steps
 from decode.state import State
-from experiments.run.arms import Arm
+from experiments.run.designs import RetainedLive, matrix_summary
 from experiments.run.exits import run_command
-from experiments.run.experiment import Arms, boundary_length, gate
+from experiments.run.experiment import Arm, Arms, boundary_length, gate
 from experiments.run.loop import Plan, run_plan
-from experiments.run.manifest import build_manifest
-from experiments.run.options import dtype_option
+from experiments.run.options import build_manifest, dtype_option
 from experiments.run.progress import RowProgress
 from experiments.run.records import Manifest, Row, Summary
-from experiments.run.retained_live import RetainedLive, matrix_summary
 from experiments.run.saving import Saving, require_room, saving_options
 from experiments.run.tasks import load_tasks, prompt_states
 from minimodel.checkpoint import open_checkpoint

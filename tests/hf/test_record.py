@@ -16,7 +16,7 @@ from decode.greedy import greedy_suffix
 from decode.state import State
 from experiments import matrix
 from experiments.crosscheck import __main__ as crosscheck
-from experiments.run.arms import Arm, arm_entry
+from experiments.run.experiment import Arm, arm_entry
 from experiments.run.options import DEMO
 from experiments.run.saving import SCHEMA as TRACE
 from experiments.run.tasks import load_tasks

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decode.greedy import alone
-from experiments.run.whole import chat_steps, selected_logprob
+from experiments.run.control import chat_steps, selected_logprob
 from minimodel import load_model
 from minimodel.numerics import DTYPES
 from tests.hf.conftest import numeric

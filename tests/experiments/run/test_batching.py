@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-import experiments.run.batching as batching
+import experiments.run.loop as batching
 from decode.independence import Together, together_here
-from experiments.run.batching import CACHES, batch_size, free_bytes
+from experiments.run.designs import RetainedLive
 from experiments.run.experiment import gate
+from experiments.run.loop import CACHES, batch_size, free_bytes
 from experiments.run.progress import RowProgress
-from experiments.run.retained_live import RetainedLive
 from minimodel import Decoder
 from tests.experiments.runs import call, inputs, ledger, one_line, run
 from tests.helpers import refused

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiments.run import directory
-from experiments.run.directory import RunDirectory
+from experiments.run.directory import RunDirectory, read_finished, read_run
 from experiments.run.ledger import row_key
-from experiments.run.reader import read_finished, read_run
 from minimodel.errors import InputError
 from tests.helpers import edit_json, refused
 

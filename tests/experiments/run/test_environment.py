@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.run import manifest
-from experiments.run.manifest import NO_ROWS, ROOT, code_sha256, deciding_files
+from experiments.run import options as manifest
+from experiments.run.options import NO_ROWS, ROOT, code_sha256, deciding_files
 from minimodel.machine import machine_record
 from tests.experiments.commands import command, write_tasks
 from tests.experiments.runs import call, one_line
@@ -74,7 +74,12 @@ def test_the_codes_digest_covers_rows_and_verdicts_and_not_the_style_sheet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {path.relative_to(ROOT).as_posix() for path in deciding_files(ROOT)}
-    deciding = {"minimodel/decoder.py", "experiments/run/arms.py", "experiments/matrix.py", "experiments/audit.py"}
+    deciding = {
+        "minimodel/decoder.py",
+        "experiments/run/experiment.py",
+        "experiments/matrix.py",
+        "experiments/audit.py",
+    }
     assert deciding | {"stats/endpoints.py", "cache/kv.py", "experiments/causes/rules.py"} <= names
     assert not names & {"experiments/report/style.py", "experiments/report/html.py", "experiments/study.py"}
     for room in ("minimodel", "experiments/run", "experiments/report"):

@@ -8,8 +8,7 @@ from click.testing import CliRunner, Result
 
 from experiments import paired
 from experiments.prepare import __main__ as prepare
-from experiments.run.jsonlines import read_records
-from experiments.run.tasks import load_tasks
+from experiments.run.tasks import load_tasks, read_records
 from minimodel.errors import InputError
 
 ROW = {"id": "a", "question": "Why?", "choices": ["x", "y"], "answer": "B", "ok": True}

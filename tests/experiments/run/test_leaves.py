@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.run.leaves import compare_leaves, leaves
+from experiments.run.ledger import compare_leaves, leaves
 
 
 def test_a_list_of_plain_values_and_an_empty_object_are_one_leaf():

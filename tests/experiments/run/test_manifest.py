@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.run import manifest
-from experiments.run.manifest import git_state
+from experiments.run import options as manifest
+from experiments.run.options import git_state
 
 
 def git(root: Path, *arguments: str) -> str:

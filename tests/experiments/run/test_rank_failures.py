@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import experiments.run.experiment as experiment
-from experiments.run import ranks
+from experiments.run import exits as ranks
 from tests.experiments.run.jobs import Job
 from tests.experiments.run.sharded import require_same, sharded, there
 from tests.faults.conftest import Small

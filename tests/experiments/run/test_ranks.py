@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
-from experiments.run import ranks
+from experiments.run import exits as ranks
+from experiments.run.exits import SHARDED, RankFailed, claim_devices, current, launcher_words, world
 from experiments.run.loop import phases
 from experiments.run.options import RunOptions
-from experiments.run.ranks import SHARDED, RankFailed, claim_devices, current, launcher_words, world
 from minimodel.errors import InputError
 from tests.experiments.commands import start as start_command
 from tests.experiments.runs import call, one_line

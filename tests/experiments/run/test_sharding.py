@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import experiments.run.retained_live as retained_live
+import experiments.run.designs as retained_live
 from tests.experiments.run.jobs import run_job
 from tests.experiments.run.sharded import die_at, forbid, require_same, sharded, stop_at_row, there
 from tests.experiments.runs import command_module, inputs, run

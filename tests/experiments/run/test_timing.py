@@ -2,7 +2,7 @@
 
 import torch
 
-from experiments.run.timing import Spread, StreamingRead, interleaved, ratios
+from experiments.run.costs import Spread, StreamingRead, interleaved, ratios
 
 
 def test_rounds_take_turns_and_warm_up_does_not_count() -> None:

@@ -1,4 +1,6 @@
-"""Bidirectional whole-cache transplants on a fixed prefix: the six arms, their gates and endpoints (paper, sections 3.6
+"""The retained-live four-arm matrix (paper, section 3.3): what `experiments.matrix` runs and the benchmark times.
+
+Bidirectional whole-cache transplants on a fixed prefix: the six arms, their gates and endpoints (paper, sections 3.6
 and 3.7).
 
 Expected answers are neither read nor recomputed here: a row is known by its name, and its arms are not scored.
@@ -9,22 +11,83 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache.boundary import Boundary
-from cache.build import build_prefill, incremental_steps
+from cache.build import build_prefill, incremental_steps, live_steps
 from cache.transplant import transplant, whole_transplant_holds
 from decode.greedy import Steps
 from decode.state import State
-from experiments.report.closing import donor_line
-from experiments.run.arms import eligible_choice, prefix_holds
-from experiments.run.bank import Prefix
-from experiments.run.experiment import ArmExperiment, Arms, gate
-from experiments.run.panel import shortfall
+from experiments.report.closing import closing_line, donor_line
+from experiments.run.experiment import ArmExperiment, Arms, eligible_choice, gate, prefix_holds
+from experiments.run.inputs import Prefix, shortfall
 from experiments.run.progress import RowProgress
 from experiments.run.records import Endpoints, Row, RowExtra, Summary
-from experiments.run.summary import pair_summary
-from experiments.run.tasks import RowName, longest_continuation
+from experiments.run.saving import NOTHING_SAVED, Saving
+from experiments.run.summary import pair_summary, run_summary
+from experiments.run.tasks import RowName, Task, longest_continuation, longest_row
 from minimodel.decoder import Decoder
 from stats.donors import DonorEndpoints, DonorRow, donor_endpoints
-from stats.intervals import Z_TRANSPLANT
+from stats.intervals import STREAMS, Z_TRANSPLANT
+
+
+@dataclass(frozen=True)
+class RetainedLive(ArmExperiment):
+    """Generates the boundary once, then decodes four arms."""
+
+    decoder: Decoder
+    tasks: Sequence[Task]
+    prompts: Sequence[State]  # of each task
+    saving: Saving = NOTHING_SAVED
+
+    arms = ("live", "live_replica", "prefill", "prefill_replica")
+    pairs = (("live", "live_replica"), ("prefill", "prefill_replica"), ("live", "prefill"))
+
+    @property
+    def longest(self) -> int:
+        return longest_row(self.prompts)
+
+    def model(self, index: int) -> Decoder:
+        return self.decoder
+
+    def task(self, index: int) -> Task:
+        return self.tasks[index]
+
+    def boundaries(self, index: int, progress: RowProgress) -> Steps[tuple[Boundary, ...]]:
+        row, saving = self.tasks[index].id, self.saving
+        live = yield from live_steps(self.decoder, self.prompts[index], observe=saving.observe(row, "live"))
+        progress.fed(len(live.state))
+        prefill = build_prefill(self.decoder, live.state, observe=saving.observe(row, "prefill"))
+        saving.write(row, "live", live)
+        saving.write(row, "prefill", prefill)
+        # a live boundary's replica is a copy; a prefill's is a second call of the model
+        return live, live.replica(), prefill, prefill.replica()
+
+    @gate
+    def replica_live(self, made: Arms) -> bool:
+        return made.replica_exact("live")
+
+    @gate
+    def replica_prefill(self, made: Arms) -> bool:
+        return made.replica_exact("prefill")
+
+    def extra(self, made: Arms) -> RowExtra:
+        return {"prefix_margins": list(made["live"].boundary.margins)}
+
+    def summarise(self, rows: Sequence[Row]) -> Summary:
+        return matrix_summary(self.decoder.numeric.dtype, rows)
+
+    def closing(self, summary: Summary) -> list[str]:
+        return [closing_line(summary)]
+
+    def notes(self) -> list[str]:
+        return self.saving.notes([task.id for task in self.tasks], ("live", "prefill"))
+
+
+def matrix_summary(dtype: str, rows: Sequence[Row]) -> Summary:
+    """Returns the endpoints of live against prefill. Bootstrap streams of the paper's plan: BF16 0, all others FP32's,
+    1.
+    """
+    stream = STREAMS["matched_bf16" if dtype == "bf16" else "matched_fp32"]
+    return run_summary("matrix", dtype, rows, {**pair_summary(rows, "live", "prefill", stream)})
+
 
 INTO_PREFILL, INTO_INCREMENTAL = "incremental_cache_into_prefill", "prefill_cache_into_incremental"
 NATIVE = ("incremental", "incremental_replica", "prefill", "prefill_replica")
