@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from experiments.report.sections import run_report
+from experiments.report.summaries import run_report
 from experiments.run.directory import Run, RunDirectory, read_finished
 from experiments.run.exits import DONE, GATE_FAILED, run_command, say
 from experiments.run.ledger import compare_leaves, leaves, row_key, without

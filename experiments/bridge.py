@@ -18,8 +18,7 @@ from cache.boundary import Boundary
 from cache.build import incremental_steps, live_steps
 from decode.greedy import Steps
 from decode.state import State
-from experiments.report.closing import outcome
-from experiments.report.values import rate
+from experiments.report.values import outcome, rate
 from experiments.run.exits import run_command
 from experiments.run.experiment import ArmExperiment, Arms, boundary_length, gate
 from experiments.run.inputs import (

@@ -22,8 +22,7 @@ from cache.boundary import Boundary
 from cache.build import build_prefill, incremental_steps
 from decode.greedy import Steps
 from decode.state import State
-from experiments.report.closing import closing_line
-from experiments.report.values import change
+from experiments.report.values import change, closing_line
 from experiments.run.exits import run_command
 from experiments.run.experiment import ArmExperiment, Arms, gate, prefix_holds
 from experiments.run.inputs import BANK, BankSession, Models, Prefix, bank_tasks, open_bank, open_bank_session

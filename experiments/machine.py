@@ -22,7 +22,8 @@ from cache.kv import KVCache
 from decode.contract import Contract
 from decode.independence import together_here
 from decode.stepper import Stepper
-from experiments.report.machine import SCHEMA, machine_lines
+from experiments.report.plain import render_text
+from experiments.report.sections import MACHINE_SCHEMA, machine_blocks
 from experiments.run.costs import StreamingRead
 from experiments.run.exits import DONE, one_line, run_command
 from experiments.run.ledger import write_whole
@@ -54,7 +55,7 @@ def machine(checkpoint: Checkpoint, contract: Contract, device: str, threads: in
         for kernels in KERNELS
     ]
     return {
-        "schema": SCHEMA,
+        "schema": MACHINE_SCHEMA,
         "environment": machine_record(),
         "device": device,
         "threads": threads,
@@ -141,8 +142,7 @@ def main(checkpoint: Path, device: str, threads: int, as_json: bool, out: Path) 
         text = json.dumps(document, indent=1, allow_nan=False)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, text + "\n")
-        for line in [text] if as_json else [*machine_lines(document), f"machine: {out}"]:
-            click.echo(line)
+        click.echo(text if as_json else f"{render_text(machine_blocks(document))}machine: {out}")
         return DONE
 
     run_command(body, "experiments.machine", resumes=False)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from experiments.report.blocks import Table, table
-from experiments.report.markdown import markdown_table
+from experiments.report.plain import markdown_table
 from experiments.run.costs import (
     cache_bytes,
     parameters,

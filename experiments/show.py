@@ -11,14 +11,13 @@ from pathlib import Path
 
 import click
 
-from experiments.report.divergence import divergence_drawing
-from experiments.report.rows import find_row, row_blocks, view
+from experiments.report.charts import standalone
+from experiments.report.plain import render_text
+from experiments.report.rows import divergence_drawing, find_row, row_blocks, view
 from experiments.report.runs import read_runs
-from experiments.report.svg import standalone
-from experiments.report.text import render_text
 from experiments.report.texts import read_texts
 from experiments.run.exits import DONE, run_command, say
-from experiments.run.ledger import write_whole
+from experiments.run.ledger import row_key, write_whole
 
 
 @click.command(help=__doc__)
@@ -35,8 +34,8 @@ def main(run: Path, row: str, svg: Path | None) -> None:
         [read] = read_runs([run])
         one = view(read, find_row(read, row), read_texts(read.manifest))
         if svg is not None:
-            write_whole(svg, standalone(divergence_drawing(one).svg()))
-        say(f"{read.name}, row {one.key!r}\n")
+            write_whole(svg, standalone(divergence_drawing(one)))
+        say(f"{read.name}, row {row_key(one.row)!r}\n")
         say(render_text(row_blocks(one, "row")).removesuffix("\n"))
         return DONE
 

@@ -3,18 +3,15 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.report.blocks import Alert, Block, Figure, Paragraph, Report, Table, Verdict, table
-from experiments.report.charts import chart, legend, line_look
-from experiments.report.markdown import markdown_table
-from experiments.report.write import write_report
+from experiments.report.charts import lines as line_chart
+from experiments.report.page import write_report
+from experiments.report.plain import markdown_table
 from experiments.run.directory import require_own, set_aside
 from experiments.run.ledger import write_whole
 from minimodel.errors import InputError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DOCUMENT = "benchmark.json"
 KEYS = ("schema", "machine")  # by which a benchmark.json is recognised as ours
@@ -173,15 +170,13 @@ def batch_table(document: dict[str, Any]) -> Table:
 def batch_figure(document: dict[str, Any]) -> Figure:
     """Returns throughput against the number of requests, a line per series; one request at a time is a point."""
     series = document["batch"]["series"]
-    curves = {
-        n: [(int(size), 1 / cell["seconds"]["median"]) for size, cell in found.items()] for n, found in series.items()
-    }
-    lines = [[name, str(size), f"{rate:.4g}"] for name, points in curves.items() for size, rate in points]
+    curves = [
+        (n, [(int(size), 1 / cell["seconds"]["median"]) for size, cell in found.items()]) for n, found in series.items()
+    ]
+    lines = [[name, str(size), f"{rate:.4g}"] for name, points in curves for size, rate in points]
     data = table("Throughput, tokens/s", ["", "requests", "tokens/s"], lines, folded=True)
-    told = "; ".join(f"{n}: {points[0][1]:.3g} to {points[-1][1]:.3g} tokens/s" for n, points in curves.items())
     caption = "Throughput against the number of requests decoded together."
-    labels = ("requests decoded together", "tokens/s of all requests")
-    return _lines("batch", curves, labels, caption, f"Lines over the number. {told}.", data)
+    return line_chart("batch", caption, data, curves, ("requests decoded together", "tokens/s of all requests"))
 
 
 def growth_figures(document: dict[str, Any]) -> list[Figure]:
@@ -199,22 +194,6 @@ def growth_figures(document: dict[str, Any]) -> list[Figure]:
 
 def _growth(name: str, ends: Sequence[int], curves: dict[str, list[float]], unit: str, caption: str) -> Figure:
     lines = [[str(end), *(f"{values[at]:.3g}" for values in curves.values())] for at, end in enumerate(ends)]
-    told = "; ".join(f"{label}: {values[0]:.3g} {unit} to {values[-1]:.3g}" for label, values in curves.items())
     data = table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
-    points = {label: list(zip(ends, values)) for label, values in curves.items()}
-    return _lines(name, points, ("tokens in the cache", unit), caption, f"Lines over the length. {told}.", data)
-
-
-def _lines(
-    name: str, curves: dict[str, list[tuple[int, float]]], labels: tuple[str, str], caption: str, told: str, data: Table
-) -> Figure:
-    """Returns a chart of one line per curve over points (x, y), both axes from zero."""
-
-    def draw(axes: "Axes") -> None:
-        for index, (label, points) in enumerate(curves.items()):
-            axes.plot(*zip(*points), label=label, markersize=4, **line_look(index))
-        axes.set(xlim=(0, None), ylim=(0, None), xlabel=labels[0], ylabel=labels[1])
-        axes.grid(axis="y")
-        legend(axes)
-
-    return chart(name, 2.6 + 0.25 * len(curves), draw, caption, told, data)
+    points = [(label, list(zip(ends, values))) for label, values in curves.items()]
+    return line_chart(name, caption, data, points, ("tokens in the cache", unit))

@@ -24,8 +24,7 @@ from decode.greedy import Steps, suffix_steps
 from decode.state import State, token_digest
 from experiments.carrier.sites import Site, sites
 from experiments.carrier.tables import carrier_summary
-from experiments.report.closing import outcome
-from experiments.report.values import rate
+from experiments.report.values import outcome, rate
 from experiments.run.designs import DONORS, follows
 from experiments.run.directory import ROWS
 from experiments.run.exits import run_command

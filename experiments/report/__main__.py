@@ -15,19 +15,17 @@ from pathlib import Path
 import click
 
 from experiments.report.blocks import Report
-from experiments.report.overview import contract_section, environment, glance
+from experiments.report.page import write_report
 from experiments.report.rows import row_entries
 from experiments.report.runs import Run, find_runs, matched_matrices, read_runs
-from experiments.report.sections import experiment_section, group
-from experiments.report.side_by_side import side_by_side
-from experiments.report.write import write_report
+from experiments.report.sections import contract_section, environment, experiment_section, glance, group, side_by_side
 from experiments.run.exits import DONE, GATE_FAILED, run_command, say
 
 TITLE = "Stage replay: what the cache's construction changes"
 
 
 def build_report(runs: Sequence[Run]) -> Report:
-    """All sections of the report of `runs`, in the study's order."""
+    """Returns all sections of the report of `runs`, in the study's order."""
     grouped = group(runs)
     ordered = [run for members in grouped.values() for run in members]
     sections = [

@@ -1,8 +1,7 @@
-"""The blocks that a report consists of, before they become text, Markdown or HTML. Every text is plain: the renderers
-escape it."""
+"""The blocks of a report, before they become text, Markdown or HTML. Every text is plain: the renderers escape it."""
 
-import html
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +12,9 @@ class Link:
 
     text: str
     anchor: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 Cell = str | Link
@@ -48,26 +50,30 @@ class Table:
     folded: bool = False
 
     def __post_init__(self) -> None:
-        assert all(len(row) == len(self.header) for row in self.rows), (
-            f"{self.caption}: a row has another number of cells than the header"
-        )
+        assert all(len(row) == len(self.header) for row in self.rows), f"{self.caption}: a row's cells are no header's"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with its text alternative, and the numbers it shows as a table."""
+    """A drawing beside the table of the numbers it shows."""
 
     name: str  # of the drawing's file
     caption: str
-    alternative: str
     data: Table
-    draw: Callable[[], str | None]  # returns the inline <svg> element; None where matplotlib cannot be loaded
-    wide: bool = False  # on the page over the whole width
+    draw: Callable[[], str]  # returns the inline <svg> element
+    wide: bool = False  # over the whole width of the page
 
     @cached_property
-    def svg(self) -> str | None:
-        """The drawing, made when it is first needed."""
+    def svg(self) -> str:
+        """The drawing, made when it is first used."""
         return self.draw()
+
+    @property
+    def alternative(self) -> str:
+        """The text alternative: the beginning of the table."""
+        lines = "; ".join(", ".join(filter(None, map(str, row))) for row in self.data.rows)
+        text = f"{self.data.caption} ({', '.join(filter(None, map(str, self.data.header)))}): {lines}"
+        return textwrap.shorten(text, 600, placeholder=" ...")
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Passage:
 
     label: str
     spans: tuple[Span, ...]
-    colour: str = "line"  # name in style.PALETTE
+    colour: str = "line"  # name in charts.PALETTE
 
 
 @dataclass(frozen=True)
@@ -129,34 +135,22 @@ class Report:
 
 
 def table(caption: str, header: Sequence[Cell], rows: Sequence[Sequence[Cell]], folded: bool = False) -> Table:
-    """A Table from any sequences."""
+    """Returns a Table from any sequences."""
     return Table(caption, tuple(header), tuple(tuple(row) for row in rows), folded)
 
 
-def figures(blocks: Sequence[Block]) -> list[Figure]:
-    """All figures in reading order."""
-    found: list[Figure] = []
-    for block in blocks:
-        if isinstance(block, Section):
-            found.extend(figures(block.blocks))
-        elif isinstance(block, Figure):
-            found.append(block)
-    return found
+def column_table(
+    caption: str, corner: Cell, columns: Sequence[tuple[Cell, Mapping[str, str]]], absent: str = ""
+) -> Table:
+    """Returns a Table of (heading, {label: cell}) columns: one row per label, `absent` where a column lacks it."""
+    labels = dict.fromkeys(label for _, column in columns for label in column)
+    lines = [[label, *(column.get(label, absent) for _, column in columns)] for label in labels]
+    return table(caption, [corner, *(heading for heading, _ in columns)], lines)
 
 
-def escaped(text: str) -> str:
-    """`visible` text for HTML."""
-    return html.escape(visible(text), quote=True)
-
-
-def visible_lines(text: str) -> str:
-    """`text` with its line breaks and spaces, every other character without a glyph spelled out."""
-    return "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def visible(text: str) -> str:
-    """`text` with every character that has no glyph of its own (controls, bidirectional overrides, lone surrogates)
-    spelled out, and line breaks as spaces: user data cannot hide or reorder what stands around it.
-    """
-    spaced = " ".join(text.split()) if not text.isprintable() else text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in spaced)
+def visible(text: str, lines: bool = False) -> str:
+    """Returns `text` with every character without a glyph (controls, bidirectional overrides, lone surrogates) spelled
+    out, so that user data cannot hide or reorder what stands around it. lines: keeps line breaks and spaces."""
+    if not lines and not text.isprintable():
+        text = " ".join(text.split())
+    return "".join(c if c.isprintable() or (lines and c == "\n") else ascii(c)[1:-1] for c in text)

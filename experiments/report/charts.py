@@ -1,176 +1,268 @@
-"""Charts as SVG text, drawn by matplotlib, the extra `plots`.
+"""Drawings and charts as SVG: marks with intervals, histograms, lines, grids of cells.
 
-Every chart is drawn over matplotlib's own defaults: no matplotlibrc, backend or setting of a caller reaches it, and the
-same numbers give the same bytes. Colours become the CSS variables of `style.PALETTE`, so that a chart follows its page
-into dark mode and print.
+Colours are the variables of PALETTE, so that a drawing within a page follows it into dark mode and print. Series differ
+by marker and line as well as by colour.
 """
 
-import functools
-import io
+import html
 import math
-import os
-import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 from experiments.report.blocks import Figure, Table, visible
-from experiments.report.style import PALETTE, SERIES
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-WIDTH = 6.1  # inches of 72 units
-LIGHT = {name: light for name, (light, _) in PALETTE.items()}  # replaced by the variables when the SVG is written
-SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be read, searched and scaled
-    "text.parse_math": False,  # run names are data
-    "font.size": 11.5,
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib: the layout is the same on every machine
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "axes.axisbelow": True,
-    "figure.facecolor": "none",
-    "legend.frameon": False,
-    "legend.fontsize": 11.5,
-    "grid.linewidth": 0.7,
-    "grid.color": LIGHT["line"],
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), LIGHT["ink"]),
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), LIGHT["muted"]),
+# name: (light, dark); a page has each as the variable --NAME
+PALETTE: dict[str, tuple[str, str]] = {
+    "page": ("#fefefe", "#15181c"),
+    "ink": ("#1b1f24", "#e7e9ec"),
+    "muted": ("#59636e", "#a3acb6"),
+    "line": ("#d3d8de", "#3a414a"),
+    "panel": ("#f3f5f7", "#1e2329"),
+    "first": ("#1f5fa9", "#83b8f3"),
+    "second": ("#b4500f", "#f2a46c"),
+    "third": ("#2e7d4f", "#83cf9f"),
+    "fourth": ("#7a4aa5", "#c6a1ea"),
+    "fail": ("#b3141d", "#ff9a94"),
 }
+SERIES = ("first", "second", "third", "fourth")
+_LIGHT, _DARK = (" ".join(f"--{name}: {pair[k]};" for name, pair in PALETTE.items()) for k in (0, 1))
+VARIABLES = f"""\
+:root {{ color-scheme: light dark; {_LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
+@media print {{ :root {{ color-scheme: light; {_LIGHT} }} }}
+"""
+WIDTH = 440  # of a chart
+Point = tuple[float, float]
 
 
-@functools.cache
-def unavailable() -> str | None:
-    """Loads matplotlib. Returns why it cannot be loaded, or None."""
-    own = {name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ}
-    os.environ["MATPLOTLIBRC"] = os.devnull
-    try:
-        import matplotlib
-        import matplotlib.backends.backend_svg  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name == "matplotlib":
-            return "matplotlib is not installed; install it with: pip install -e '.[plots]'"
-        return f"matplotlib cannot be loaded: {visible(str(error))}"
-    except Exception as error:  # whatever a broken installation raises
-        return f"matplotlib cannot be loaded: {visible(f'{type(error).__name__}: {error}')}"
-    finally:
-        del os.environ["MATPLOTLIBRC"]
-        os.environ.update(own)
-    return None
+class Drawing:
+    """SVG elements in drawing order, with coordinates from 0 to width and height."""
+
+    def __init__(self, width: float, height: float) -> None:
+        self.width, self.height = width, height
+        self._parts: list[str] = []
+
+    def svg(self) -> str:
+        """Returns the inline <svg> element, without namespace and size."""
+        return "\n".join([f'<svg viewBox="0 0 {_n(self.width)} {_n(self.height)}">', *self._parts, "</svg>"])
+
+    def add(self, tag: str, text: str | None = None, /, **attributes: str | float) -> None:
+        """Adds an element. `fill` and `stroke` are names in PALETTE or "none"; an empty attribute is left out."""
+        for key in {"fill", "stroke"} & set(attributes):
+            attributes[key] = f"var(--{attributes[key]})" if attributes[key] != "none" else "none"
+        shown = [f'{key.replace("_", "-")}="{_n(value)}"' for key, value in attributes.items() if value != ""]
+        body = "/>" if text is None else f">{html.escape(visible(text), quote=False)}</{tag}>"
+        self._parts.append(f"<{tag} {' '.join(shown)}{body}")
+
+    def rect(self, x: float, y: float, width: float, height: float, fill: str, **more: str | float) -> None:
+        self.add("rect", x=x, y=y, width=width, height=height, fill=fill, **more)
+
+    def line(self, points: Sequence[Point], stroke: str, width: float = 1, dash: str = "") -> None:
+        drawn = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+        self.add("polyline", points=drawn, fill="none", stroke=stroke, stroke_width=width, stroke_dasharray=dash)
+
+    def polygon(self, points: Sequence[Point], fill: str, opacity: float = 1) -> None:
+        self.add("polygon", points=" ".join(f"{_n(x)},{_n(y)}" for x, y in points), fill=fill, fill_opacity=opacity)
+
+    def arrow(self, x1: float, y1: float, x2: float, y2: float, stroke: str, dash: str = "") -> None:
+        """Adds a line with a head at its second end."""
+        self.line([(x1, y1), (x2, y2)], stroke, 1.4, dash)
+        angle = math.atan2(y2 - y1, x2 - x1)
+        wings = [(x2 - 8 * math.cos(angle + a), y2 - 8 * math.sin(angle + a)) for a in (-0.42, 0.42)]
+        self.polygon([(x2, y2), *wings], stroke)
+
+    def text(
+        self, x: float, y: float, text: str, size: float = 11, fill: str = "ink", anchor: str = "", weight: str = ""
+    ) -> None:
+        """Adds one line of text, its baseline at y."""
+        self.add("text", text, x=x, y=y, font_size=size, fill=fill, text_anchor=anchor, font_weight=weight)
+
+    def box(self, x: float, y: float, width: float, height: float, stroke: str, lines: Sequence[str] = ()) -> None:
+        """Adds a frame with rounded corners around centred lines, of which the first is a title."""
+        self.rect(x, y, width, height, "panel", rx=5, stroke=stroke, stroke_width=1.2)
+        top = y + height / 2 - 8 * (len(lines) - 1) + 2
+        for k, line in enumerate(lines):
+            size, fill, weight = (11, "ink", "") if k else (13, stroke, "600")
+            self.text(x + width / 2, top + 17 * k, line, size, fill, "middle", weight)
 
 
-def chart(name: str, height: float, draw: Callable[["Axes"], None], caption: str, told: str, data: Table) -> Figure:
-    """A figure whose drawing `draw` makes on one set of axes, `height` inches high.
-
-    told: the text alternative. data: the numbers shown.
-    """
-    return Figure(name, caption, told, data, lambda: _svg(name, height, draw))
+def _n(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _svg(name: str, height: float, draw: Callable[["Axes"], None]) -> str | None:
-    """The chart as an inline <svg> element; None where matplotlib cannot be loaded."""
-    if unavailable():
-        return None
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure as Canvas
-
-    buffer = io.StringIO()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**SETTINGS, "svg.hashsalt": name})  # the salt makes ids unique within a page
-        canvas = Canvas(figsize=(WIDTH, height), layout="constrained")
-        FigureCanvasSVG(canvas)
-        draw(canvas.add_subplot())
-        canvas.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return _inline(buffer.getvalue())
-
-
-def _inline(text: str) -> str:
-    """matplotlib's SVG file as an element of a page: without size and namespaces, in the page's colours and font."""
-    text = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'<svg\b[^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1)
-    used = set(re.findall(r"#([\w.-]+)", text))  # markers and clip paths; other ids would stand twice in a page
-    text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
-    text = re.sub(r"'DejaVu Sans'(, sans-serif)?", "system-ui, sans-serif", text.replace("xlink:href", "href"))
-    for variable, light in LIGHT.items():
-        text = text.replace(light, f"var(--{variable})")
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
-
-
-def look(index: int) -> dict[str, Any]:
-    """Colour and marker of series `index`."""
-    return {"color": LIGHT[SERIES[index % 4]], "marker": "osD^"[index % 4]}
-
-
-def line_look(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of line `index`: each two lines share a colour, solid and dashed."""
-    return {**look(index // 2), "marker": "osD^"[index % 4], "linestyle": ("-", "--")[index % 2]}
+def standalone(svg: str) -> str:
+    """Returns an inline drawing as a file, light or dark as its reader's system is."""
+    width, height = svg.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+    style = f"<style>\n{VARIABLES}text {{ font-family: system-ui, sans-serif; }}\n</style>"
+    opening, rest = svg.split("\n", 1)
+    return f"{opening.replace('<svg', head, 1)}\n{style}\n{rest}\n"
 
 
 def short(text: str, length: int = 48) -> str:
-    """The text with control characters spelled out, its middle left out beyond `length` characters."""
+    """Returns the text with control characters spelled out, its middle left out beyond `length` characters."""
     text, half = visible(text), length // 2
     return text if len(text) <= length else f"{text[: half - 1]}…{text[-half:]}"
 
 
-def legend(axes: "Axes") -> None:
-    """Above the axes, where it covers no mark."""
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderpad=0.2)
+@dataclass(frozen=True)
+class Scale:
+    """Where a value lies between the ends of an axis, from 0 to 1, and the axis's labelled values."""
+
+    place: Callable[[float], float]
+    ticks: Sequence[tuple[float, str]]
 
 
-def bar(axes: "Axes", value: float, bounds: Sequence[float] | None, y: float, index: int, label: str = "") -> None:
-    """A mark with its interval at height `y`."""
-    if bounds is not None:
-        axes.hlines(y, bounds[0], bounds[1], color=look(index)["color"], linewidth=2.2)
-    axes.plot([value], [y], linestyle="none", label=label, **look(index))
+def linear(low: float, high: float) -> Scale:
+    """Returns a scale with at most seven round ticks."""
+    step = next(w * 10.0**k for k in range(-9, 12) for w in (1, 2, 5) if high - low <= 6 * w * 10.0**k)
+    ticks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return Scale(lambda value: (value - low) / (high - low), [(tick, f"{tick:.6g}") for tick in ticks])
 
 
-def name_rows(axes: "Axes", labels: Sequence[str]) -> None:
-    """One label per row of bars, the first on top."""
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.45, -0.55)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="x")
+def logarithmic(values: Sequence[float], zero: str) -> Scale:
+    """Returns a scale over the decades of the positive values; where some are 0, its low end is 0, labelled `zero`."""
+    logs = [math.log10(value) for value in values if value > 0] or [-8.0]
+    low, gap = math.floor(min(logs)), 0.12 if 0 in values else 0.0
+    high = max(math.ceil(max(logs)), low + 1)
+    ticks = [(0.0, zero)] * bool(gap) + [(10.0**k, f"{10.0**k:g}") for k in range(low, high + 1)]
+    return Scale(lambda v: gap + (1 - gap) * (math.log10(v) - low) / (high - low) if v > 0 else 0.0, ticks)
 
 
-def decades(values: Sequence[float]) -> tuple[float, float]:
-    """The powers of ten around the positive values."""
-    positive = [value for value in values if value > 0] or [1e-8]
-    low = 10.0 ** math.floor(math.log10(min(positive)))
-    return low, max(10.0 ** math.ceil(math.log10(max(positive))), 10 * low)
+def named(labels: Sequence[str], downwards: bool = False) -> Scale:
+    """Returns a scale on which value k is the middle of the k-th of equal parts; at most 14 have their label."""
+    n, step = len(labels), 1 if downwards else 1 + len(labels) // 15
+    ticks = list(enumerate(labels))[::step]
+    return Scale(lambda k: 1 - (k + 0.5) / n if downwards else (k + 0.5) / n, ticks)
 
 
-def log_scale(axes: "Axes", values: Sequence[float], zero: str) -> None:
-    """A logarithmic y axis over the values; below its decades, a line for those that are 0, labelled `zero`."""
-    low, high = decades(values)
-    if 0 in values:
-        axes.set_yscale("symlog", linthresh=low, linscale=0.3 + 0.12 * math.log10(high / low))
-        axes.set_ylim(-0.3 * low, 1.3 * high)
-    else:
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.3, 1.3 * high)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value else zero)
-    axes.minorticks_off()
-    axes.grid(axis="y")
+class Chart(Drawing):
+    """A plot area with a grid, tick labels, the names of its axes and a legend above it."""
+
+    def __init__(self, x: Scale, y: Scale, names: tuple[str, str], legend: Sequence[str] = (), height: float = 190):
+        self.top = 10 + 18 * len(legend) + 20 * bool(names[1])
+        super().__init__(WIDTH, self.top + height + 42)
+        self._x, self._y, self.bottom = x, y, self.top + height
+        self.left = 14 + 6 * max(len(label) for _, label in y.ticks)
+        for index, label in enumerate(legend):
+            self.mark(index, 10, 10 + 18 * index)
+            self.text(22, 14 + 18 * index, short(label))
+        self.text(0, self.top - 9, names[1], fill="muted")
+        self.text(self.left + (WIDTH - 14 - self.left) / 2, self.height - 6, names[0], fill="muted", anchor="middle")
+        for value, label in x.ticks:
+            self.line([(self.x(value), self.top), (self.x(value), self.bottom)], "line", 0.7)
+            self.text(self.x(value), self.bottom + 16, label, anchor="middle")
+        for value, label in y.ticks:
+            self.line([(self.left, self.y(value)), (WIDTH - 14, self.y(value))], "line", 0.7)
+            self.text(self.left - 7, self.y(value) + 4, label, anchor="end")
+
+    def x(self, value: float) -> float:
+        return self.left + self._x.place(value) * (WIDTH - 14 - self.left)
+
+    def y(self, value: float) -> float:
+        return self.bottom - self._y.place(value) * (self.bottom - self.top)
+
+    def mark(self, index: int, x: float, y: float) -> None:
+        """Adds the marker of series `index`: a disc, square, diamond or triangle."""
+        corners, turn = ((24, 0), (4, math.pi / 4), (4, 0), (3, -math.pi / 2))[index % 4]
+        angles = [turn + 2 * math.pi * k / corners for k in range(corners)]
+        self.polygon([(x + 4.5 * math.cos(a), y + 4.5 * math.sin(a)) for a in angles], SERIES[index % 4])
 
 
-def cell_grid(
-    axes: "Axes", rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[tuple[str, float, str] | None]]
-) -> None:
-    """Cells of (text, opacity, colour), rows downwards; None leaves a cell out."""
-    for y, line in enumerate(cells):
-        for x, cell in enumerate(line):
-            if cell is not None:
-                text, opacity, colour = cell
-                axes.barh(y, 0.96, 0.94, left=x - 0.48, color=LIGHT[colour], alpha=opacity)
-                axes.text(x, y, text, ha="center", va="center", linespacing=1.5)
-    step = 1 + len(columns) // 14
-    axes.set_xticks(range(0, len(columns), step), columns[::step])
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+Mark = tuple[float, Sequence[float] | None]  # a value, and the bounds of its interval
+
+
+def dots(
+    name: str, caption: str, data: Table, series: Sequence[tuple[str, Sequence[Mark | None]]], axis: str, x: Scale
+) -> Figure:
+    """Returns marks with their intervals: a line per row of `data`, a colour per series."""
+
+    def draw() -> str:
+        rows = named([short(str(row[0]), 28) for row in data.rows], downwards=True)
+        step, legend = min(0.25, 0.7 / len(series)), [label for label, _ in series if label]
+        chart = Chart(x, rows, (axis, ""), legend, len(data.rows) * (14 + 12 * len(series)))
+        for index, (_, marks) in enumerate(series):
+            for place, mark in enumerate(marks):
+                if mark is not None:
+                    y = chart.y(place + (index - (len(series) - 1) / 2) * step)
+                    chart.line([(chart.x(bound), y) for bound in mark[1] or ()], SERIES[index % 4], 2.2)
+                    chart.mark(index, chart.x(mark[0]), y)
+        return chart.svg()
+
+    return Figure(name, caption, data, draw)
+
+
+def histogram(
+    name: str, caption: str, data: Table, series: Sequence[tuple[str, Sequence[int]]], edges: Sequence[int], axis: str
+) -> Figure:
+    """Returns the counts of each series between whole, evenly spaced edges."""
+
+    def draw() -> str:
+        most = max(max(counts) for _, counts in series)
+        chart = Chart(linear(edges[0], edges[-1]), linear(0, most), (axis, "rows"), [label for label, _ in series])
+        width = 0.85 * (chart.x(edges[1]) - chart.x(edges[0])) / len(series)
+        for index, (_, counts) in enumerate(series):
+            for edge, count in zip(edges, counts):
+                left, top = chart.x(edge) + width * (index + 0.09 * len(series)), chart.y(count)
+                chart.rect(left, top, width, chart.bottom - top, SERIES[index % 4])
+        return chart.svg()
+
+    return Figure(name, caption, data, draw)
+
+
+def lines(
+    name: str,
+    caption: str,
+    data: Table,
+    series: Sequence[tuple[str, Sequence[tuple[float, float | None]]]],
+    names: tuple[str, str],
+    zero: str = "",
+    words: Sequence[str] = (),
+) -> Figure:
+    """Returns a line per series over points (x, y), y None left out.
+
+    zero: makes y logarithmic, and labels 0 on it. words: labels x = 0, 1, ...; without them, x starts at 0.
+    """
+
+    def draw() -> str:
+        points = [(x, y) for _, found in series for x, y in found if y is not None]
+        heights = [y for _, y in points]
+        across = named(words) if words else linear(0, max(x for x, _ in points))
+        up = logarithmic(heights, zero) if zero else linear(0, 1.05 * max(heights))
+        chart = Chart(across, up, names, [label for label, _ in series])
+        for index, (_, found) in enumerate(series):
+            drawn = [(chart.x(x), chart.y(y)) for x, y in found if y is not None]
+            chart.line(drawn, SERIES[index % 4], 1.8, "6 3" if index % 2 else "")
+            for x, y in drawn:
+                chart.mark(index, x, y)
+        return chart.svg()
+
+    return Figure(name, caption, data, draw)
+
+
+def cells(
+    name: str,
+    caption: str,
+    data: Table,
+    grid: Sequence[tuple[str, Sequence[tuple[Sequence[str], float, str] | None]]],
+    columns: Sequence[str],
+    names: tuple[str, str],
+) -> Figure:
+    """Returns a grid of (label, cells) lines downwards. A cell is (lines of text, opacity, colour); None: no cell."""
+
+    def draw() -> str:
+        depth = 26 + 17 * max(len(cell[0]) for _, line in grid for cell in line if cell)
+        rows = named([label for label, _ in grid], downwards=True)
+        chart = Chart(named(columns), rows, names, height=depth * len(grid))
+        width = chart.x(1) - chart.x(0) if len(columns) > 1 else WIDTH - 14 - chart.left
+        for y, (_, line) in enumerate(grid):
+            for x, cell in enumerate(line):
+                if cell is not None:
+                    text, opacity, colour = cell
+                    left, top = chart.x(x) - width / 2, chart.y(y) - depth / 2
+                    chart.rect(left + 1, top + 1, width - 2, depth - 2, colour, fill_opacity=opacity)
+                    for k, part in enumerate(text):
+                        chart.text(chart.x(x), chart.y(y) + 4 + 17 * (k - (len(text) - 1) / 2), part, anchor="middle")
+        return chart.svg()
+
+    return Figure(name, caption, data, draw)

@@ -1,18 +1,29 @@
-"""One ledger row as blocks: its verdict, question, branches, suffixes, answers, drift, mask and donors."""
+"""One ledger row as blocks: its verdict, question, branches, suffixes, answers, drift, mask and donors; and one
+divergence as a drawing."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from decode.text import LETTERS, TextCodec
-from experiments.report.blocks import Alert, Block, Paragraph, Passage, Passages, RowEntry, Span, Table, table
-from experiments.report.pictures import mask_figure
-from experiments.report.plots import TRANSPLANTS, follows
-from experiments.report.runs import Run, failure
-from experiments.report.style import ROLE_COLOURS, SERIES
+from decode.text import LETTERS
+from experiments.report.blocks import (
+    Alert,
+    Block,
+    Figure,
+    Paragraph,
+    Passage,
+    Passages,
+    RowEntry,
+    Span,
+    Table,
+    column_table,
+    table,
+)
+from experiments.report.charts import SERIES, Drawing
+from experiments.report.runs import TRANSPLANTS, ArmPair, Run, at, failure, follows, suffix_of
 from experiments.report.texts import Texts, by_block, read_texts, spans, token_text
 from experiments.report.values import number, scalar, words
-from experiments.report.why import Divergence, at, divergence
 from experiments.run.ledger import row_key
 from minimodel.errors import InputError
 from minimodel.roles import ROLE_NAMES
@@ -20,7 +31,9 @@ from stats.endpoints import first_divergence
 
 # the arms that an experiment compares, the first pair that a row holds
 COMPARED = (("live", "prefill"), ("incremental", "prefill"), ("live", "incremental"), ("singleton", "pair"))
-TRANSPLANTED = {arm: cell for cell, arm in TRANSPLANTS.items() if cell[0] != cell[1]}  # arm: (recipient, donor)
+EXCHANGED = {arm: cell for arm, cell in TRANSPLANTS.items() if cell[0] != cell[1]}  # arm: (recipient, donor)
+ROLE_COLOURS = ("muted", "first", "third", "fourth", "second", "fail")  # by raw role: prompt, branches, merge, answer
+SHARED, REST = 120, 62  # most characters of the equal part and of a continuation in the drawing of a divergence
 
 
 @dataclass(frozen=True)
@@ -28,59 +41,20 @@ class View:
     """One row with what its blocks are made of."""
 
     run: Run
-    key: str
     row: dict[str, Any]
     texts: Texts
-    arms: tuple[str, str] | None  # the compared pair; None where the row failed closed or decodes nothing
-
-    @property
-    def dtype(self) -> str:
-        return str(self.row.get("dtype") or self.row.get("cell", self.run.dtypes[0] if self.run.dtypes else ""))
-
-    @property
-    def pair(self) -> dict[str, Any]:
-        """The comparison's entry; empty where the ledger holds none."""
-        found: dict[str, Any] = self.row["comparisons"].get(":".join(self.arms), {}) if self.arms else {}
-        return found
-
-    @property
-    def first(self) -> int | None:
-        """The first differing token of the compared arms, counted from the boundary."""
-        if self.arms is None:
-            return None
-        left, right = (suffix_of(self.row["arms"][arm]) for arm in self.arms)
-        return first_divergence(left, right)
-
-    @property
-    def answer_changed(self) -> bool:
-        """Whether the compared arms state different answers; by their answers' tokens where no answer is scored."""
-        if self.arms is None:
-            return False
-        left, right = (self.row["arms"][arm].get("answer") for arm in self.arms)
-        return not self.pair.get("answer_equal", left == right)
-
-    @property
-    def divergence(self) -> Divergence | None:
-        """The first divergence with its margins, where the ledger holds them."""
-        if self.arms is None or "logits" not in self.pair:
-            return None
-        return divergence(self.row, self.key, ":".join(self.arms), self.dtype.split("/")[0])
-
-
-def suffix_of(arm: dict[str, Any]) -> list[int]:
-    """What an arm decoded: its suffix, or all tokens after the prompt in a batch control."""
-    tokens: list[int] = arm.get("suffix", arm.get("tokens", []))
-    return tokens
+    pair: ArmPair | None  # of the compared arms; None where the row failed closed or decodes nothing
 
 
 def view(run: Run, row: dict[str, Any], texts: Texts) -> View:
-    """The row with the pair of arms that its experiment compares."""
+    """Returns the row with the pair of arms that its experiment compares."""
     arms = next((pair for pair in COMPARED if set(pair) <= set(row.get("arms", ()))), None)
-    return View(run, row_key(row), row, texts, arms)
+    dtype = str(row.get("dtype") or row.get("cell", run.dtypes[0] if run.dtypes else "")).split("/")[0]
+    return View(run, row, texts, None if arms is None else ArmPair(row, arms, dtype))
 
 
 def find_row(run: Run, name: str) -> dict[str, Any]:
-    """The row of that identity, or of that id where only one row has it. InputError lists what there is."""
+    """Returns the row of that identity, or of that id if only one row has it. InputError lists what there is."""
     exact = [row for row in run.rows if row_key(row) == name]
     found = exact or [row for row in run.rows if row["row"] == name]
     if len(found) == 1:
@@ -91,213 +65,264 @@ def find_row(run: Run, name: str) -> dict[str, Any]:
 
 
 def row_entries(runs: Sequence[Run]) -> tuple[RowEntry, ...]:
-    """The rows of all runs, in order, for the page's row list."""
-    found = []
-    for run in runs:
-        texts = read_texts(run.manifest)
-        found += [row_entry(view(run, row, texts), f"row-{run.anchor}-{k}") for k, row in enumerate(run.rows)]
-    return tuple(found)
+    """Returns the rows of all runs, in order, for the page's row list."""
+    return tuple(
+        row_entry(view(run, row, texts), f"row-{run.anchor}-{k}")
+        for run, texts in ((run, read_texts(run.manifest)) for run in runs)
+        for k, row in enumerate(run.rows)
+    )
 
 
 def row_entry(one: View, anchor: str) -> RowEntry:
-    """The row's line in the list, and its blocks."""
-    apart, drift = one.divergence, one.pair.get("cache", {}).get("relative_l2")
-    order, flags, facts = {}, set(), []
-    if one.first is None:
-        facts.append("suffixes equal" if one.arms else _uncompared(one.row))
-    else:
+    """Returns the row's line in the list, and its blocks."""
+    pair, order, flags = one.pair, {}, set()
+    facts = [_uncompared(one.row) if pair is None else "suffixes equal"]
+    if pair is not None and pair.first is not None:
         flags.add("diverged")
-        facts.append(f"parts at token {one.first}")
-        order["first"] = float(one.first)
-    if apart is not None and apart.margin is not None:
-        facts.append(
-            f"margin {number(apart.margin)}" + (f" ({scalar(apart.ulp)} ULP)" if apart.ulp is not None else "")
-        )
-        order["margin"] = apart.margin
+        facts = [f"parts at token {pair.first}"]
+        order["first"] = float(pair.first)
+        if pair.margin is not None:
+            facts.append(
+                f"margin {number(pair.margin)}" + (f" ({scalar(pair.ulp)} ULP)" if pair.ulp is not None else "")
+            )
+            order["margin"] = pair.margin
+    drift = pair.entry.get("cache", {}).get("relative_l2") if pair is not None else None
     if drift is not None:
         facts.append(f"drift {number(drift)}")
-        order["drift"] = drift
-    if one.answer_changed:
+        order["drift"] = -drift  # the largest first
+    if pair is not None and pair.answer_changed:
         flags.add("answer")
         facts.append("answer changed")
     if not one.row["passed"]:
         flags.add("gate")
         facts.append("gate failed")
-    return RowEntry(
-        one.run.name, one.key, anchor, tuple(facts), frozenset(flags), order, tuple(row_blocks(one, anchor))
-    )
+    blocks = tuple(row_blocks(one, anchor))
+    return RowEntry(one.run.name, row_key(one.row), anchor, tuple(facts), frozenset(flags), order, blocks)
 
 
 def row_blocks(one: View, anchor: str) -> list[Block]:
-    """Everything about one row."""
-    arms = one.row.get("arms", {})
-    failed = failure(one.row)
-    blocks: list[Block] = [Alert(f"gates {failed}")] if failed else []
+    """Returns everything about one row."""
+    row, pair, arms, contract = one.row, one.pair, one.row.get("arms", {}), one.texts.contract
+    blocks: list[Block] = [Alert(f"gates {text}")] if (text := failure(row)) else []
     blocks.append(Paragraph(_statement(one)))
     blocks += [Alert(text, "Note") for text in one.texts.missing if arms]
-    blocks += _question(one)
-    blocks += _prefix(one)
+    if (task := one.texts.tasks.get(row["row"])) is not None:
+        choices = [(f"choice {letter}", choice) for letter, choice in zip(LETTERS, task.choices)]
+        parts = [("question", task.question), *choices, ("expected answer", task.answer)]
+        blocks.append(table("The task", ["part", "text"], parts))
+    if tokens := row.get("prefix", {}).get("tokens"):
+        blocks.append(_prefix(one.texts, tokens))
     if arms:
-        blocks.append(_suffixes(one.texts.codec, arms))
-        blocks.append(_arms_table(one))
-    if set(TRANSPLANTED) <= set(arms):
-        blocks.append(_donors(arms))
-    return [*blocks, *_sites(one.row), *_cache(one, anchor), _gates(one.row)]
+        blocks += [_suffixes(one.texts, arms), _arms_table(one)]
+    if set(EXCHANGED) <= set(arms):
+        lines = [[f"{recipient} state", donor, follows(arms, arm)] for arm, (recipient, donor) in TRANSPLANTS.items()]
+        blocks.append(table("Whose suffix each cache gives", ["recipient", "cache of", "suffix of"], lines))
+    if sites := row.get("sites"):
+        found = [(words(way), {words(n): site["follows"] for n, site in one.items()}) for way, one in sites.items()]
+        blocks.append(column_table("Whom each partial transplant follows", "site", found))
+    if pair is not None and (layers := pair.entry.get("cache", {}).get("layers")):
+        drifts = [
+            (label, {str(k): number(layer[tensor]["relative_l2"]) for k, layer in enumerate(layers)})
+            for label, tensor in (("K", "key"), ("V", "value"))
+        ]
+        caption = "Drift of the boundary cache by layer, relative L2; 0 means equal in every bit"
+        blocks.append(column_table(caption, "layer", drifts))
+    if pair is not None and tokens and contract is not None:
+        lengths = [(role, len(members)) for role, members in by_block(contract, [*tokens, *pair.suffixes[0]])]
+        blocks.append(mask_figure(f"{anchor}-mask", lengths, one.run.manifest["visibility"], len(tokens)))
+    gates = [[words(gate), "passed" if passed else "FAILED"] for gate, passed in row["gates"].items()]
+    return [*blocks, table("Gates of this row", ["gate", "verdict"], gates, folded=True)]
 
 
 def _uncompared(row: dict[str, Any]) -> str:
     """What a row without compared arms says: an audit's leaves, or nothing."""
-    differing = row.get("differing_leaves")
-    return "nothing compared" if differing is None else f"{differing} leaves differ"
+    return f"{row['differing_leaves']} leaves differ" if "differing_leaves" in row else "nothing compared"
 
 
 def _statement(one: View) -> str:
     """What happened on this row, in a sentence or three."""
-    if one.arms is None:
+    pair = one.pair
+    if pair is None:
         return f"No suffixes on this row: {_uncompared(one.row)}."
-    left, right = map(words, one.arms)
-    first, apart = one.first, one.divergence
+    (left, right), first = map(words, pair.arms), pair.first
     if first is None:
-        length = len(suffix_of(one.row["arms"][one.arms[0]]))
-        return f"{left} and {right} continue with the same {length} tokens."
-    a, b = (at(suffix_of(one.row["arms"][arm]), first) for arm in one.arms)
-    text = (
-        f"{left} and {right} part at token {first} after the boundary: {left} takes {token_text(one.texts.codec, a)}, "
-        f"{right} takes {token_text(one.texts.codec, b)}."
-    )
-    if apart is not None and apart.margin is not None:
-        text += (
-            f" The smaller margin of the two choices is {apart.shown(apart.margin, apart.ulp)}; the boundary logits of "
-            f"the two differ by up to {number(apart.max_drift)}, {number(apart.mean_drift)} on average."
-        )
-    followed = [
+        return f"{left} and {right} continue with the same {len(pair.suffixes[0])} tokens."
+    a, b = (token_text(one.texts.codec, at(suffix, first)) for suffix in pair.suffixes)
+    text = f"{left} and {right} part at token {first} after the boundary: {left} takes {a}, {right} takes {b}."
+    if pair.margin is not None:
+        drift = f"up to {number(pair.drift)}, {number(pair.entry['logits']['mean_abs'])} on average"
+        text += f" The smaller margin of the two choices is {margin_text(pair.margin, pair.ulp)}; "
+        text += f"the boundary logits of the two differ by {drift}."
+    followed = "; ".join(
         f"the {donor} cache in the {recipient} state follows {follows(one.row['arms'], arm)}"
-        for arm, (recipient, donor) in TRANSPLANTED.items()
+        for arm, (recipient, donor) in EXCHANGED.items()
         if arm in one.row["arms"]
-    ]
-    return text + (f" Transplants: {'; '.join(followed)}." if followed else "")
+    )
+    return text + (f" Transplants: {followed}." if followed else "")
 
 
-def _question(one: View) -> list[Block]:
-    task = one.texts.tasks.get(one.row["row"])
-    if task is None:
-        return []
-    lines = [["question", task.question]]
-    lines += [[f"choice {letter}", choice] for letter, choice in zip(LETTERS, task.choices)]
-    return [table("The task", ["part", "text"], [*lines, ["expected answer", task.answer]])]
+def margin_text(margin: float | None, ulp: float | None) -> str:
+    """Returns '0.0625 (1 ULP)'; 'forced' where the arm had no choice or its suffix had ended."""
+    if margin is None:
+        return "forced"
+    return f"{number(margin)} (a tie)" if not margin else number(margin) + ("" if ulp is None else f" ({ulp:g} ULP)")
 
 
-def _prefix(one: View) -> list[Block]:
+def _prefix(texts: Texts, tokens: Sequence[int]) -> Passages:
     """The blocks up to the boundary as text in their colours; ids where there is no tokenizer."""
-    tokens = one.row.get("prefix", {}).get("tokens")
-    if not tokens:
-        return []
-    contract = one.texts.contract
-    if contract is None:
-        return [Passages("The prefix", (Passage(f"{len(tokens)} token ids", spans(None, tokens)),))]
-    passages = [
-        Passage(
-            f"{words(ROLE_NAMES[role])}, {len(members)} tokens", spans(one.texts.codec, members), ROLE_COLOURS[role]
-        )
-        for role, members in by_block(contract, tokens)
-    ]
-    return [Passages("The prefix, block by block, through the boundary", tuple(passages))]
+    if texts.contract is None:
+        return Passages("The prefix", (Passage(f"{len(tokens)} token ids", spans(None, tokens)),))
+    passages = (
+        Passage(f"{words(ROLE_NAMES[role])}, {len(found)} tokens", spans(texts.codec, found), ROLE_COLOURS[role])
+        for role, found in by_block(texts.contract, tokens)
+    )
+    return Passages("The prefix, block by block, through the boundary", tuple(passages))
 
 
-def _suffixes(codec: TextCodec | None, arms: dict[str, Any]) -> Passages:
+def _suffixes(texts: Texts, arms: dict[str, Any]) -> Passages:
     """The equal part once, then one column per different continuation with its first differing token marked."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, arm in arms.items():
         groups.setdefault(tuple(suffix_of(arm)), []).append(words(name))
-    suffixes = list(groups)
-    if len(groups) == 1:
-        label = f"all arms, {len(suffixes[0])} tokens"
-        return Passages("The suffix", (Passage(label, spans(codec, suffixes[0]), "third"),))
-    firsts = [first_divergence(suffixes[0], other) for other in suffixes[1:]]
-    first = min(index for index in firsts if index is not None)
-    common = Passage(f"equal in all arms, {first} tokens", spans(codec, suffixes[0][:first]), "line")
-    columns = [
-        Passage(
-            ", ".join(names),
-            (*_marked(codec, suffix[first : first + 1]), *spans(codec, suffix[first + 1 :])),
-            SERIES[index % 4],
-        )
-        for index, (suffix, names) in enumerate(groups.items())
-    ]
+    one, *others = groups
+    if not others:
+        return Passages("The suffix", (Passage(f"all arms, {len(one)} tokens", spans(texts.codec, one), "third"),))
+    first = min(index for index in (first_divergence(one, other) for other in others) if index is not None)
+    columns = []
+    for index, (suffix, names) in enumerate(groups.items()):
+        shown = spans(texts.codec, suffix[first : first + 1])
+        marked = Span(shown[0].text if shown else "(ended)", "mark")
+        rest = spans(texts.codec, suffix[first + 1 :])
+        columns.append(Passage(", ".join(names), (marked, *rest), SERIES[index % 4]))
+    common = Passage(f"equal in all arms, {first} tokens", spans(texts.codec, one[:first]))
     return Passages("The suffixes after the boundary", (common, *columns), columns=True)
-
-
-def _marked(codec: TextCodec | None, tokens: Sequence[int]) -> tuple[Span, ...]:
-    shown = spans(codec, tokens)
-    return (Span(shown[0].text, "mark"),) if shown else (Span("(ended)", "mark"),)
 
 
 def _arms_table(one: View) -> Table:
     """Each arm's choice at the first divergence with its margin, and its answer with its score."""
-    codec, first, apart = one.texts.codec, one.first, one.divergence
-    header = ["arm", "tokens"]
-    header += ["token at the divergence", "margin there", "in ULP"] if first is not None else []
-    scored = any("scored" in arm for arm in one.row["arms"].values())
-    answered = any("answer_text" in arm for arm in one.row["arms"].values())
-    header += (["answer block"] if answered else []) + (["read as", "correct"] if scored else [])
-    lines = []
-    for name, arm in one.row["arms"].items():
-        tokens = suffix_of(arm)
-        line = [words(name), str(len(tokens))]
-        if first is not None:
-            margins = arm.get("margins", [])
-            margin = at(margins, first)
-            ulp = apart.ulps[one.arms.index(name)] if apart and one.arms and name in one.arms else None
-            line += [token_text(codec, at(tokens, first))]
-            line += [number(margin) if margin is not None else "forced or not recorded"]
-            line += [scalar(ulp) if ulp is not None else ""]
-        line += [str(arm.get("answer_text", ""))] if answered else []
-        line += [scalar(arm.get("scored")), scalar(arm.get("correct"))] if scored else []
-        lines.append(line)
-    return table("The arms", header, lines)
+    arms, pair, first = one.row["arms"], one.pair, one.pair.first if one.pair else None
+    columns: dict[str, list[str]] = {"arm": list(map(words, arms))}
+    columns["tokens"] = [str(len(suffix_of(arm))) for arm in arms.values()]
+    if pair is not None and first is not None:
+        ulps = dict(zip(pair.arms, pair.ulps))
+        margins = [at(arm.get("margins", []), first) for arm in arms.values()]
+        columns["token at the divergence"] = [
+            token_text(one.texts.codec, at(suffix_of(arm), first)) for arm in arms.values()
+        ]
+        columns["margin there"] = ["forced or not recorded" if m is None else number(m) for m in margins]
+        columns["in ULP"] = ["" if ulps.get(arm) is None else scalar(ulps[arm]) for arm in arms]
+    if any("answer_text" in arm for arm in arms.values()):
+        columns["answer block"] = [str(arm.get("answer_text", "")) for arm in arms.values()]
+    if any("scored" in arm for arm in arms.values()):
+        columns["read as"] = [scalar(arm.get("scored")) for arm in arms.values()]
+        columns["correct"] = [scalar(arm.get("correct")) for arm in arms.values()]
+    return table("The arms", list(columns), list(zip(*columns.values())))
 
 
-def _donors(arms: dict[str, Any]) -> Table:
-    lines = [
-        [f"{recipient} state", donor, follows(arms, arm)]
-        for (recipient, donor), arm in TRANSPLANTS.items()
-        if arm in arms
-    ]
-    return table("Whose suffix each cache gives", ["recipient", "cache of", "suffix of"], lines)
+def mask_figure(
+    name: str, blocks: Sequence[tuple[int, int]], visibility: Sequence[Sequence[int]], boundary: int
+) -> Figure:
+    """Returns the attention mask of one row, to scale.
 
+    blocks: (role, tokens) in order, delimiters included; boundary: tokens of the prefix, marked by a line.
+    """
+    starts = [sum(length for _, length in blocks[:k]) for k in range(len(blocks))]
+    total = sum(length for _, length in blocks)
+    names = [words(ROLE_NAMES[role]) for role, _ in blocks]
+    edge = 14 + 6.7 * max(map(len, names))
 
-def _sites(row: dict[str, Any]) -> list[Block]:
-    """The partial transplants of a carrier row."""
-    directions = row.get("sites") or {}
-    names = list(dict.fromkeys(site for sites in directions.values() for site in sites))
-    if not names:
-        return []
-    lines = [[words(n), *(s[n]["follows"] if n in s else "" for s in directions.values())] for n in names]
-    return [table("Whom each partial transplant follows", ["site", *map(words, directions)], lines)]
+    def x(position: float) -> float:
+        return edge + position / total * (428 - edge)
 
+    def y(position: float) -> float:
+        return 24 + position / total * 256
 
-def _cache(one: View, anchor: str) -> list[Block]:
-    """Drift of the boundary cache by layer, and the attention mask."""
-    layers = one.pair.get("cache", {}).get("layers")
-    found: list[Block] = [_drift(layers)] if layers else []
-    tokens, contract = one.row.get("prefix", {}).get("tokens"), one.texts.contract
-    if tokens and contract is not None and one.arms is not None:
-        whole = [*tokens, *suffix_of(one.row["arms"][one.arms[0]])]
-        blocks = [(role, len(members)) for role, members in by_block(contract, whole)]
-        found.append(mask_figure(f"{anchor}-mask", blocks, one.run.manifest["visibility"], len(tokens)))
-    return found
+    def draw() -> str:
+        drawing = Drawing(440, 334)
+        for label, (query, height), top in zip(names, blocks, starts):
+            for (key, width), left in zip(blocks, starts):
+                if left <= top and visibility[query][key]:
+                    corners = [(left, top), (left, top + height), (left + width, top + height)]
+                    corners += [(left + width, top)] if left < top else []  # causal within one block
+                    points = [(x(a), y(b)) for a, b in corners]
+                    drawing.polygon(points, ROLE_COLOURS[key], 0.75 if left == top else 0.4)
+            drawing.rect(x(top), 10, x(top + height) - x(top), 9, ROLE_COLOURS[query])
+            drawing.line([(edge, y(top)), (428, y(top))], "line", 0.7)
+            drawing.text(edge - 7, y(top + height / 2) + 4, label, anchor="end")
+        drawing.line([(x(boundary), 10), (x(boundary), 280)], "ink", 1.2, "4 3")
+        drawing.text(x(boundary) - 4, 36, "boundary", anchor="end")
+        for position, anchor in ((0, "start"), (total // 2, "middle"), (total, "end")):
+            drawing.text(x(position), 297, str(position), anchor=anchor)
+        drawing.text(x(total / 2), 322, "key position, tokens", 12, anchor="middle")
+        return drawing.svg()
 
-
-def _drift(layers: Sequence[dict[str, Any]]) -> Table:
-    tensors = {"K": "key", "V": "value"}
-    lines = [
-        [str(k), *(number(layer[one]["relative_l2"]) for one in tensors.values())] for k, layer in enumerate(layers)
-    ]
-    return table(
-        "Drift of the boundary cache by layer, relative L2; 0 means equal in every bit", ["layer", *tensors], lines
+    lines = [[label, str(start), str(length)] for label, (_, length), start in zip(names, blocks, starts)]
+    return Figure(
+        name,
+        f"{total} tokens to scale: the strip on top is the token sequence; below it every query (down) and the keys it "
+        "may attend to (across). The boundary lies one token into merge.",
+        table("The blocks of this row", ["block", "first position", "tokens"], lines),
+        draw,
     )
 
 
-def _gates(row: dict[str, Any]) -> Table:
-    lines = [[words(gate), "passed" if passed else "FAILED"] for gate, passed in row["gates"].items()]
-    return table("Gates of this row", ["gate", "verdict"], lines, folded=True)
+def divergence_drawing(one: View) -> str:
+    """Returns the equal part of the compared suffixes, both continuations, margins, donors and drift as inline SVG.
+
+    InputError for a row whose suffixes are equal, and where there is no text.
+    """
+    pair, where = one.pair, f"{one.run.path}: row {row_key(one.row)!r}"
+    if pair is None or pair.first is None or "logits" not in pair.entry:
+        raise InputError(f"{where}: expected suffixes that part, found none to draw")
+    if one.texts.codec is None:
+        raise InputError(f"{where}: expected its tokenizer; {'; '.join(one.texts.missing)}")
+    drawing = Drawing(860, 376)
+    drawing.rect(0, 0, 860, 376, "page")
+    length, (left, right) = one.row["prefix"]["length"], map(words, pair.arms)
+    drawing.text(20, 32, f"One prefix of {length} tokens, one greedy decoder, two caches", 17, weight="600")
+    difference = f"{left} and {right} differ only in how the K/V cache was built."
+    drawing.text(20, 54, f"Row {row_key(one.row)}, {pair.dtype}: {difference}", 13, "muted")
+    shared = _one_line(one, pair.suffixes[0][: pair.first])
+    drawing.box(20, 112, 250, 120, "line")
+    drawing.text(32, 132, f"equal for {pair.first} tokens", 12, "muted")
+    shown = shared if len(shared) <= SHARED - 12 else "… " + shared[-(SHARED - 14) :]
+    for line, text in enumerate(textwrap.wrap(shown, 31)[-4:]):
+        drawing.text(32, 156 + 19 * line, text, 13)
+    for index in (0, 1):
+        _lane(drawing, one, pair, index)
+    notes = []
+    for label, tensor in (("K", "key"), ("V", "value")):
+        drift = [layer[tensor]["relative_l2"] for layer in pair.entry["cache"]["layers"]]
+        most = max(drift)
+        notes.append(f"{label} {number(drift[0])} in layer 0, at most {number(most)}, in layer {drift.index(most)}")
+    drawing.text(20, 330, f"Boundary caches apart, relative L2: {'; '.join(notes)}.", 13)
+    size = "at least" if pair.margin is not None and pair.margin <= pair.drift else "less than"
+    text = f"Boundary logits apart by up to {number(pair.drift)}, {size} the smaller margin of the choice."
+    drawing.text(20, 352, text, 13)
+    return drawing.svg()
+
+
+def _one_line(one: View, tokens: Sequence[int]) -> str:
+    return " ".join("".join(span.text for span in spans(one.texts.codec, tokens)).split("\n"))
+
+
+def _lane(drawing: Drawing, one: View, pair: ArmPair, index: int) -> None:
+    """One arm: its token in a filled box, what follows, its margin, and the transplants that follow it."""
+    arms, arm, tokens, first = one.row["arms"], pair.arms[index], pair.suffixes[index], pair.first or 0
+    colour, top = SERIES[index], 76 + 118 * index
+    token = _one_line(one, tokens[first : first + 1]).strip() or "(ended)"
+    rest, width = _one_line(one, tokens[first + 1 :]), 8.4 * len(token) + 20
+    drawing.arrow(270, 172, 318, top + 46, colour)
+    drawing.text(326, top + 22, f"{words(arm)} cache", 13, colour, weight="600")
+    drawing.rect(326, top + 30, width, 30, colour)
+    drawing.text(326 + width / 2, top + 50, token, 15, "page", "middle", "600")
+    drawing.text(326 + width + 10, top + 50, rest if len(rest) <= REST else rest[: REST - 2] + " …", 13)
+    moved = "".join(
+        f"; moved into the {recipient} state it gives the same suffix"
+        for name, (recipient, donor) in EXCHANGED.items()
+        if donor == arm and name in arms and suffix_of(arms[name]) == tokens
+    )
+    margin = f"margin {margin_text(pair.margins[index], pair.ulps[index])}{moved}"
+    answer = f"answer: {' '.join(str(arms[arm].get('answer_text', '')).split())[:REST]}"
+    for line, text in enumerate((margin, answer)):
+        drawing.text(326, top + 80 + 18 * line, text, 12, "muted")

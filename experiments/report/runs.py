@@ -1,64 +1,30 @@
-"""Run directories read back for the report, with a line for each fault."""
+"""Run directories read back for the report, with a line for each fault; their compared arms, in all and by row."""
 
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.run.directory import MANIFEST, ROWS, SUMMARY, read_run
+from experiments.run.directory import MANIFEST, ROWS, SUMMARY, TIMING, read_run
 from experiments.run.exits import readable
 from experiments.run.ledger import row_key
 from experiments.run.summary import matched_prefixes
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json, read_bytes
+from stats.endpoints import first_divergence
+from stats.margins import margin_ulps
 
-TIMING = "timing.jsonl"
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run directory. `summary` is None while the run is unfinished; `anchor` is its identifier within a page."""
-
-    path: Path
-    name: str  # as tables head their columns with it
-    anchor: str
-    manifest: dict[str, Any]
-    rows: list[dict[str, Any]]
-    summary: dict[str, Any] | None
-    timing: list[dict[str, Any]]
-
-    @property
-    def seconds(self) -> float:
-        """Spent on the rows, all sessions together."""
-        return float(sum(line.get("seconds", 0.0) for line in self.timing))
-
-    @property
-    def experiment(self) -> str:
-        return str(self.manifest["experiment"])
-
-    @property
-    def dtypes(self) -> list[str]:
-        return list(dict.fromkeys(one["dtype"] for one in self.manifest["numeric"]))
-
-    def faults(self) -> list[str]:
-        """One line for each thing that keeps this run's numbers from being used as they stand."""
-        found = []
-        if self.summary is None:
-            found.append(f"{self.name}: unfinished, {len(self.rows)} of {len(self.manifest['row_order'])} rows")
-        for row in self.rows:
-            if not row["passed"]:
-                found.append(f"{self.name}: row {row_key(row)} failed {failure(row)}")
-        if self.summary is not None and not self.summary["passed"] and not found:
-            found.append(f"{self.name}: the summary says that a gate failed")
-        return found
-
-
-def failure(row: dict[str, Any]) -> str:
-    """The gates that a row failed, and the recorded reason; empty where it passed."""
-    names = ", ".join(gate for gate, passed in row["gates"].items() if not passed)
-    return f"{names} ({row['failure']})" if names and row.get("failure") else names
+CONSTRUCTIONS = ("incremental", "prefill")
+# the arms of whole-cache transplants: (recipient, donor of the cache); the native constructions keep their own cache
+TRANSPLANTS = {
+    "incremental": ("incremental", "incremental"),
+    "prefill_cache_into_incremental": ("incremental", "prefill"),
+    "incremental_cache_into_prefill": ("prefill", "incremental"),
+    "prefill": ("prefill", "prefill"),
+}
 
 
 class Fields(dict[str, Any]):
@@ -73,7 +39,7 @@ class Fields(dict[str, Any]):
 
 
 def fields(value: Any, source: Path | str) -> Any:
-    """The JSON value with every object as `Fields`."""
+    """Returns the JSON value with every object as `Fields`."""
     if isinstance(value, list):
         return [fields(inner, source) for inner in value]
     if not isinstance(value, dict):
@@ -84,45 +50,71 @@ def fields(value: Any, source: Path | str) -> Any:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One comparison of two arms in one precision of a run."""
+class Run:
+    """One run directory."""
 
-    run: Run
-    dtype: str
-    summary: dict[str, Any]
-    rows: list[tuple[str, dict[str, Any]]]  # (key, ledger row) of the rows that hold the comparison
-
-    @property
-    def name(self) -> str:
-        return str(self.summary["comparison"])
-
-    @property
-    def arms(self) -> tuple[str, str]:
-        left, right = self.name.split(":")
-        return left, right
+    path: Path
+    name: str  # as tables head their columns with it
+    anchor: str  # its identifier within a page
+    manifest: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]  # empty while the run is unfinished
+    timing: list[dict[str, Any]]  # {row, seconds, arms} per decoded row
 
     @property
-    def comparisons(self) -> list[dict[str, Any]]:
-        """The comparison's entry in each row."""
-        return [row["comparisons"][self.name] for _, row in self.rows]
+    def experiment(self) -> str:
+        return str(self.manifest["experiment"])
 
     @property
-    def label(self) -> str:
-        return f"{self.run.name}, {self.dtype}"
+    def dtypes(self) -> list[str]:
+        return list(dict.fromkeys(one["dtype"] for one in self.manifest["numeric"]))
+
+    def faults(self) -> list[str]:
+        """Returns one line for each thing that keeps this run's numbers from being used as they stand."""
+        found = [f"row {row_key(row)} failed {failure(row)}" for row in self.rows if not row["passed"]]
+        if not self.summary:
+            found.insert(0, f"unfinished, {len(self.rows)} of {len(self.manifest['row_order'])} rows")
+        elif not self.summary["passed"] and not found:
+            found.append("the summary says that a gate failed")
+        return [f"{self.name}: {text}" for text in found]
+
+
+def failure(row: dict[str, Any]) -> str:
+    """Returns the gates that a row failed, and the recorded reason; empty where it passed."""
+    names = ", ".join(gate for gate, passed in row["gates"].items() if not passed)
+    return f"{names} ({row['failure']})" if names and row.get("failure") else names
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs in the order given. InputError for what is no run directory, is damaged, or contradicts itself."""
+    """Returns the runs in the order given. InputError for what is no run directory, damaged, or contradicts itself."""
     runs: list[Run] = []
     for path in paths:
         if any(path.resolve() == run.path.resolve() for run in runs):
             raise refuse("runs", "each run once", str(path))
-        runs.append(_read_run(path, _anchor(path.name, [run.anchor for run in runs])))
+        base = "run-" + (re.sub(r"[^A-Za-z0-9]+", "-", path.name).strip("-").lower() or "unnamed")
+        anchors = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+        runs.append(_read_run(path, next(one for one in anchors if one not in {run.anchor for run in runs})))
     return runs
 
 
+def _read_run(path: Path, anchor: str) -> Run:
+    run, timing = read_run(path), path / TIMING
+    if not isinstance(run.manifest.get("environment"), dict):
+        raise refuse(f"{path / MANIFEST}: environment", "an object", run.manifest.get("environment"))
+    lines = read_bytes(timing).split(b"\n")[:-1] if timing.exists() else []
+    return Run(
+        path,
+        readable(path.name),
+        anchor,
+        fields(run.manifest, path / MANIFEST),
+        [fields(row, f"{path / ROWS}: row {readable(key)}") for key, row in run.rows.items()],
+        fields(run.summary or {}, path / SUMMARY),
+        fields([parse_json(line, timing) for line in lines if line], timing),
+    )
+
+
 def find_runs(root: Path) -> list[Path]:
-    """The run directories right under `root`, by name; those set aside by --fresh (NAME.1, ...) are left out."""
+    """Returns the run directories under `root`, by name, without those set aside by --fresh (NAME.1, ...)."""
     found = sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
     kept = [path for path in found if not re.fullmatch(r".+\.\d+", path.name)]
     if not kept:
@@ -130,60 +122,122 @@ def find_runs(root: Path) -> list[Path]:
     return kept
 
 
-def _read_run(path: Path, anchor: str) -> Run:
-    run = read_run(path)
-    if not isinstance(run.manifest.get("environment"), dict):
-        raise refuse(f"{path / MANIFEST}: environment", "an object", run.manifest.get("environment"))
-    return Run(
-        path,
-        readable(path.name),
-        anchor,
-        fields(run.manifest, path / MANIFEST),
-        [fields(row, f"{path / ROWS}: row {readable(key)}") for key, row in run.rows.items()],
-        fields(run.summary, path / SUMMARY),
-        fields(_timing(path / TIMING), path / TIMING),
-    )
+def at(values: Sequence[Any], index: int) -> Any:
+    """Returns the value at an index; None beyond the end."""
+    return values[index] if index < len(values) else None
 
 
-def _timing(path: Path) -> list[dict[str, Any]]:
-    """One {row, seconds, arms} a decoded row."""
-    if not path.exists():
-        return []
-    return [parse_json(line, path) for line in read_bytes(path).split(b"\n")[:-1] if line]
+def suffix_of(arm: dict[str, Any]) -> list[int]:
+    """Returns what an arm decoded: its suffix, or all tokens after the prompt in a batch control."""
+    tokens: list[int] = arm.get("suffix", arm.get("tokens", []))
+    return tokens
 
 
-def _anchor(name: str, taken: list[str]) -> str:
-    base = "run-" + (re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "unnamed")
-    anchor, number = base, 2
-    while anchor in taken:
-        anchor, number = f"{base}-{number}", number + 1
-    return anchor
+def follows(arms: dict[str, Any], arm: str) -> str:
+    """Returns the constructions whose suffix the arm repeats, or "neither"."""
+    suffix = arms[arm]["suffix_sha256"]
+    return " and ".join(name for name in CONSTRUCTIONS if arms[name]["suffix_sha256"] == suffix) or "neither"
+
+
+@dataclass(frozen=True)
+class ArmPair:
+    """Two compared arms of one row, and their choices where the suffixes diverge."""
+
+    row: dict[str, Any]
+    arms: tuple[str, str]
+    dtype: str
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The ledger's comparison; empty where it holds none."""
+        found: dict[str, Any] = self.row["comparisons"].get(":".join(self.arms), {})
+        return found
+
+    @cached_property
+    def suffixes(self) -> list[list[int]]:
+        return [suffix_of(self.row["arms"][arm]) for arm in self.arms]
+
+    @cached_property
+    def first(self) -> int | None:
+        """The first differing token, counted from the boundary; None where the suffixes are equal."""
+        return first_divergence(*self.suffixes)
+
+    @cached_property
+    def margins(self) -> list[float | None]:
+        """Best logit less the second best at the divergence, per arm; None where forced, ended or not recorded."""
+        if self.first is None or "logits" not in self.entry:
+            return [None, None]
+        return [at(self.row["arms"][arm].get("margins", []), self.first) for arm in self.arms]
+
+    @cached_property
+    def ulps(self) -> list[float | None]:
+        """The margins in units in the last place of the best logit."""
+        tops = self.entry.get("suffix", {}).get("tops", [None, None])
+        return [margin_ulps(margin, top, self.dtype) for margin, top in zip(self.margins, tops)]
+
+    @property
+    def margin(self) -> float | None:
+        """The smaller margin: how far the choice was from going the other way."""
+        return min((one for one in self.margins if one is not None), default=None)
+
+    @property
+    def ulp(self) -> float | None:
+        return min((one for one in self.ulps if one is not None), default=None)
+
+    @property
+    def drift(self) -> float:
+        """The largest difference of the two boundary logits; the ledger holds none of later logits."""
+        return float(self.entry["logits"]["max_abs"])
+
+    @property
+    def before(self) -> int:
+        """Earlier choices of the first arm whose margin is at most `drift`, and at which both arms agreed."""
+        earlier = self.row["arms"][self.arms[0]].get("margins", [])[: self.first]
+        return sum(margin is not None and margin <= self.drift for margin in earlier)
+
+    @property
+    def answer_changed(self) -> bool:
+        """Whether the arms state different answers; by their answers' tokens where no answer is scored."""
+        left, right = (self.row["arms"][arm].get("answer") for arm in self.arms)
+        return not self.entry.get("answer_equal", left == right)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One comparison of two arms in one precision of a run."""
+
+    run: Run
+    dtype: str
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]  # that hold the comparison
+
+    @property
+    def arms(self) -> tuple[str, str]:
+        left, right = str(self.summary["comparison"]).split(":")
+        return left, right
+
+    @property
+    def label(self) -> str:
+        return f"{self.run.name}, {self.dtype}"
+
+    def of_rows(self) -> list[ArmPair]:
+        """Returns the pair of arms of each row."""
+        return [ArmPair(row, self.arms, self.dtype) for row in self.rows]
 
 
 def pairs(run: Run) -> Iterator[Pair]:
-    """Every compared pair of arms that the run's summary tells of."""
-    if run.summary is not None:
-        yield from _pairs(run, run.summary, next(iter(run.dtypes), ""))
-
-
-def _pairs(run: Run, block: dict[str, Any], dtype: str) -> Iterator[Pair]:
-    if is_pair(block):
-        name = block["comparison"]
-        rows = [row for row in run.rows if row.get("dtype", dtype) == dtype and name in row["comparisons"]]
-        yield Pair(run, dtype, block, [(row_key(row), row) for row in rows])
-    for inner_dtype, inner in block.get("precisions", {}).items():
-        yield from _pairs(run, inner, inner_dtype)
-
-
-def is_pair(block: dict[str, Any]) -> bool:
-    """Whether the block is one comparison's endpoints, over at least one row."""
-    return bool(block.get("compared_rows")) and "suffix_disagreement" in block and "comparison" in block
+    """Yields every pair of arms that the run's summary compares over at least one row."""
+    first = next(iter(run.dtypes), "")
+    for dtype, block in [(first, run.summary), *run.summary.get("precisions", {}).items()]:
+        if block.get("compared_rows") and "suffix_disagreement" in block and "comparison" in block:
+            rows = [row for row in run.rows if row.get("dtype", first) == dtype]
+            yield Pair(run, dtype, block, [row for row in rows if block["comparison"] in row["comparisons"]])
 
 
 def matched_matrices(runs: Sequence[Run]) -> Iterator[tuple[Run, Run, dict[str, Any]]]:
     """Yields every two finished matrices of one task file and checkpoint in two precisions, with their joined prefixes
-    (`cross_precision.matched_prefixes`)."""
-    matrices = [run for run in runs if run.experiment == "matrix" and run.rows and run.summary is not None]
+    (`summary.matched_prefixes`)."""
+    matrices = [run for run in runs if run.experiment == "matrix" and run.rows and run.summary]
     for left, right in itertools.combinations(matrices, 2):
         same = all(left.manifest.get(key) == right.manifest.get(key) for key in ("tasks_sha256", "checkpoint"))
         if same and left.dtypes != right.dtypes:

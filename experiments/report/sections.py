@@ -1,38 +1,30 @@
-"""What each experiment reports, as blocks: the page's section over all its runs, and report.md of one run.
+"""The page's sections: the runs at a glance, the matched design, kernels side by side, each experiment, and where the
+numbers come from."""
 
-Known blocks of a summary get the paper's tables; unknown ones are taken apart by their keys, so that a new experiment
-is reported whole without a line here.
-"""
-
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from experiments.report.blocks import Alert, Block, Paragraph, Report, Section, Verdict
-from experiments.report.carriers import carrier_blocks
-from experiments.report.causes import causes_blocks
-from experiments.report.cautions import cautions, head_blocks
-from experiments.report.markdown import render_markdown
-from experiments.report.plots import (
-    TRANSPLANTS,
+from experiments.report.blocks import Alert, Block, Cell, Figure, Paragraph, Section, Table, Verdict, table
+from experiments.report.charts import Drawing
+from experiments.report.figures import (
     accuracy_figure,
     divergence_figure,
     drift_figure,
     rates_figure,
     transplant_figure,
+    why_blocks,
 )
-from experiments.report.runs import Pair, Run, pairs
-from experiments.report.tables import (
-    all_values,
-    crossing_table,
-    further_tables,
-    gate_table,
-    matched_prefix_blocks,
-    pair_tables,
-)
-from experiments.report.values import words
-from experiments.report.why import why_blocks
-from experiments.run.inputs import shortfall
+from experiments.report.runs import TRANSPLANTS, Run, pairs
+from experiments.report.summaries import endpoint_blocks, gate_table, head
+from experiments.report.values import leaves, rate, scalar, words
+from experiments.run.directory import INFORMATION, ROWS
+from experiments.run.ledger import sha256_file
+from minimodel.errors import refuse
+from minimodel.files import read_json_object
+from minimodel.numerics import KERNELS
+from minimodel.roles import ROLE_NAMES
 
 # experiment: (title, question); the order is that of the study
 EXPERIMENTS: dict[str, tuple[str, str]] = {
@@ -70,100 +62,315 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
     "causes": ("Causes", "Kernels, precisions and constructions crossed on the same fixed prefixes."),
     "carrier": ("Carriers", "Partial transplants: which part of the cache carries the trajectory."),
 }
-LEADING = {"endpoints", "identity"}  # the registered endpoints of an experiment go before everything else
-BEYOND = {"causes": causes_blocks, "carrier": carrier_blocks}  # their own tables and drawings
+# construction: (what feeds the tokens, what its replica is, colour)
+DESIGN = {
+    "live": ("kept from ordinary generation", "a bit-exact copy", "third"),
+    "incremental": ("the fixed tokens, one per call", "a bit-exact copy", "first"),
+    "prefill": ("the fixed tokens in one call", "a second, independent call", "second"),
+}
+DEFAULT, INVARIANT = "/".join(KERNELS["repeat_kv"]), "/".join(KERNELS["invariant"])
+MACHINE_SCHEMA, MACHINE_FILE = "stage-replay-machine-v1", "machine.json"
+MACHINE_HEADER = ["dtype", "attention", "linear", "copies equal", "rows together", "packed = plain at"]
+MACHINE_HEADER += ["prefill = incremental", "step, ms"]
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by experiment, in the study's order; unknown experiments follow in the order given."""
-    found = {run.experiment: [one for one in runs if one.experiment == run.experiment] for run in runs}
-    known = [name for name in EXPERIMENTS if name in found]
-    return {name: found[name] for name in [*known, *(name for name in found if name not in known)]}
+    """Returns runs by experiment, in the study's order; unknown experiments follow in the order given."""
+    names = dict.fromkeys([*EXPERIMENTS, *(run.experiment for run in runs)])
+    found = {name: [run for run in runs if run.experiment == name] for name in names}
+    return {name: members for name, members in found.items() if members}
+
+
+def glance(runs: Sequence[Run]) -> Section:
+    """Returns whether everything passed, and each run in one line."""
+    faults: list[Block] = [Alert(fault) for run in runs for fault in run.faults()]
+    gates = sum(count["of"] for run in runs for count in run.summary.get("gates", {}).values())
+    passed = f"{len(runs)} runs, {sum(len(run.rows) for run in runs)} rows, {gates} gate checks: all passed."
+    lines: list[list[Cell]] = []
+    for run in runs:
+        verdict = "unfinished" if not run.summary else "all passed" if run.summary["passed"] else "FAILED"
+        found = "; ".join(headlines(run))
+        lines.append([head(run), run.experiment, ", ".join(run.dtypes), str(len(run.rows)), verdict, found])
+    shown = table("Runs", ["run", "experiment", "dtype", "rows", "gates", "what it found"], lines)
+    return Section("At a glance", "glance", (*(faults or [Verdict(passed)]), *_mixed(runs), shown))
+
+
+def headlines(run: Run) -> Iterator[str]:
+    """Yields a run's main endpoints, each with its interval."""
+    for pair in pairs(run):
+        yield f"{pair.dtype} suffixes differ {rate(pair.summary['suffix_disagreement'])}"
+    summary = run.summary
+    if recovery := _recovery(run):
+        yield f"suffix follows the cache both ways {rate(recovery)}"
+    if "token_disagreement" in summary:
+        yield f"tokens of one copy and of two differ {rate(summary['token_disagreement'])}"
+    for dtype, verdicts in summary.get("verdicts", {}).items():
+        one = verdicts["cache"]
+        count = f"{one['default_differs']} by default, {one['invariant_differs']} with both kernels invariant"
+        yield f"{dtype} rows whose cache differs: {count}"
+    if "all" in summary.get("identity", {}):
+        yield f"equal in every bit {rate(summary['identity']['all'])}"
+    if "joined" in summary:
+        yield f"{summary['rows'] - len(summary['failed_rows'])}/{summary['rows']} joined rows agree"
+    for site in ("keys", "values"):
+        if followed := [rate(one["donor"]) for one in summary.get("sites", {}).get(site, {}).values()]:
+            yield f"{site} alone move the suffix {' and '.join(followed)}"
+    if summary.get("interpretation"):
+        yield str(summary["interpretation"])
+
+
+def _recovery(run: Run) -> dict[str, Any] | None:
+    return (run.summary.get("endpoints") or {}).get("bidirectional_donor_recovery")
+
+
+def _mixed(runs: Sequence[Run]) -> Iterator[Block]:
+    """A note for each way in which the runs were made differently: environment, code, numeric contract."""
+    for key, what in (("environment", "environments"), ("code_sha256", "versions of the code")):
+        kinds = {str(run.manifest.get(key)) for run in runs}
+        if len(kinds) > 1:
+            text = f"These runs come from {len(kinds)} different {what}; their bits may differ for that reason."
+            yield Alert(text, "Note")
+    contracts: dict[str, set[str]] = {}
+    for run in runs:  # the cells of one causes run count as one contract
+        for dtype, one in {one["dtype"]: one for one in reversed(run.manifest["numeric"])}.items():
+            contracts.setdefault(dtype, set()).add(str(one))
+    if several := ", ".join(dtype for dtype, kinds in contracts.items() if len(kinds) > 1):
+        text = f"These runs hold several numeric contracts for {several}: see the environment below."
+        yield Alert(text, "Note")
+
+
+def contract_section(runs: Sequence[Run]) -> Section | None:
+    """Returns the matched design and the visibility table; None if no run records a contract."""
+    visibility = next((run.manifest["visibility"] for run in runs if run.manifest.get("visibility")), None)
+    if visibility is None:
+        return None
+    names = [words(ROLE_NAMES[role]) for role in range(len(visibility))]
+    lines = [[name, *("yes" if seen else "" for seen in row)] for name, row in zip(names, visibility)]
+    intro = Paragraph(
+        "Six blocks in order: prompt, three branches, merge, answer. The attention mask is causal, and in addition "
+        "a query of one role sees only the keys of the roles marked in its line."
+    )
+    shown = table("Visibility, query role by key role", ["query", *names], lines)
+    lines = [[name, fed, replica] for name, (fed, replica, _) in DESIGN.items()]
+    figure = Figure(
+        "design",
+        "The matched design. A matrix compares live with prefill, fixed prefixes compare incremental with prefill at "
+        "each precision, the bridge compares live with incremental, and transplants exchange whole caches.",
+        table("The three constructions", ["construction", "fed with", "replica"], lines),
+        _draw_design,
+        wide=True,
+    )
+    return Section("Matched design and decoding contract", "contract", (figure, intro, shown))
+
+
+def _draw_design() -> str:
+    """Prefix, constructions with replicas, transplants, one suffix decoder, comparisons (the paper's Figure 1)."""
+    drawing = Drawing(760, 396)
+    title = "Matched design: everything but the construction of the cache is held fixed"
+    drawing.text(10, 26, title, 14, weight="600")
+    prefix = ("one prefix z", "integer tokens, roles,", "positions, visibility", "through <|merge|>")
+    drawing.box(10, 152, 138, 104, "ink", prefix)
+    drawing.text(409, 52, "replica", 11, "muted", "middle")
+    for k, (name, (fed, _, colour)) in enumerate(DESIGN.items()):
+        top = 66 + 106 * k
+        drawing.arrow(148, 204, 186, top + 31, colour)
+        drawing.box(190, top, 196, 62, colour, (name, fed, "K/V cache and logits"))
+        drawing.rect(394, top + 10, 30, 42, colour, fill_opacity=0.25)
+        drawing.text(409, top + 35, "=", 15, anchor="middle")
+        drawing.arrow(430, top + 31, 484, 204, colour)
+    for x, (start, end) in ((252, (234, 278)), (324, (278, 234))):
+        drawing.arrow(x, start, x, end, "fail", "4 3")
+    drawing.text(288, 260, "whole", 11, "fail", "middle")
+    drawing.box(488, 168, 118, 72, "ink", ("one greedy", "suffix decoder", "same rules for all"))
+    drawing.arrow(606, 204, 636, 204, "ink")
+    drawing.box(
+        640, 142, 112, 124, "ink", ("compared", "cache, logits", "suffix tokens", "merge, answer", "correctness")
+    )
+    drawing.text(10, 384, "=: a replica must be equal in every bit (gate)", 11, "muted")
+    drawing.text(330, 384, "dashed: the whole cache is replaced by the other's", 11, "muted")
+    return drawing.svg()
+
+
+class Kernels(NamedTuple):
+    """Two constructions compared under one pair of kernels in one run."""
+
+    run: Run
+    dtype: str
+    name: str  # ATTENTION/LINEAR
+    summary: dict[str, Any]
+    seconds: dict[str, float]  # by row id
+    chunks: dict[str, Any]  # the chunk curve of a causes cell; empty elsewhere
+
+
+def side_by_side(runs: Sequence[Run]) -> Section | None:
+    """Returns default kernels, whole-cache transplants and batch-invariant kernels with their cost in one table; None
+    unless some run has the default kernels and some run the invariant ones."""
+    found = [one for run in runs for one in _compared(run)]
+    if not {DEFAULT, INVARIANT} <= {one.name for one in found}:
+        return None
+    lines: list[list[Cell]] = [_kernels_line(one, found) for one in found if one.name != INVARIANT]
+    for run in runs:
+        if recovery := _recovery(run):
+            [numeric] = run.manifest["numeric"]
+            what = f"whole cache transplanted, {numeric['attention']}/{numeric['linear']}"
+            suffix = f"follows its donor both ways {rate(recovery)}"
+            cost = ["not measured", "not measured"]
+            lines.append([what, head(run), numeric["dtype"], "the donor's", suffix, *cost])
+    lines += [_kernels_line(one, found) for one in found if one.name == INVARIANT]
+    header = ["what", "run", "dtype", "cache bit-exact", "suffix", "chunk sizes exact", "cost per row"]
+    intro = Paragraph(
+        "By default the constructions differ in bits; a suffix follows the cache that it is given; where every kernel "
+        "is batch-invariant, nothing differs. The cost is the median, over rows that both decoded, of this line's "
+        "seconds over the default's in the same experiment and precision; seconds of a shared machine are rough."
+    )
+    return Section("Default, transplant, invariant", "side-by-side", (intro, table("Side by side", header, lines)))
+
+
+def _compared(run: Run) -> Iterator[Kernels]:
+    """The run's comparisons; of a causes run, the cells under default and under invariant kernels. None of a transplant
+    run, because its rows were chosen by their outcome, or decoded by another checkpoint."""
+    if _recovery(run):
+        return
+    for pair in pairs(run):
+        name = next(f"{n['attention']}/{n['linear']}" for n in run.manifest["numeric"] if n["dtype"] == pair.dtype)
+        yield Kernels(run, pair.dtype, name, pair.summary, {t["row"]: t["seconds"] for t in run.timing}, {})
+    for cell, summary in run.summary.get("cells", {}).items():
+        dtype, name = cell.split("/", 1)
+        if name in (DEFAULT, INVARIANT) and summary["compared_rows"]:
+            seconds = {t["row"].removeprefix(f"{cell}/"): t["arms"][cell] for t in run.timing if cell in t["arms"]}
+            yield Kernels(run, dtype, name, summary, seconds, run.summary["chunks"].get(cell, {}))
+
+
+def _kernels_line(one: Kernels, found: Sequence[Kernels]) -> list[Cell]:
+    exact = sum(curve["exact_rows"] == curve["rows"] for curve in one.chunks.values())
+    cost = "1" if one.name == DEFAULT else "not measured"
+    for base in found if one.name != DEFAULT else ():
+        same = (base.run.experiment, base.dtype, base.name) == (one.run.experiment, one.dtype, DEFAULT)
+        ratios = [one.seconds[row] / base.seconds[row] for row in one.seconds if row in base.seconds]
+        if same and ratios:
+            cost = f"{statistics.median(ratios):.2f} ({len(ratios)} rows)"
+            break
+    return [
+        {DEFAULT: "default, ", INVARIANT: "invariant, "}.get(one.name, "") + one.name,
+        head(one.run),
+        one.dtype,
+        f"{one.summary['cache']['exact_rows']}/{one.summary['compared_rows']}",
+        f"differs {rate(one.summary['suffix_disagreement'])}",
+        f"{exact} of {len(one.chunks)}" if one.chunks else "not measured",
+        cost,
+    ]
 
 
 def experiment_section(experiment: str, runs: Sequence[Run]) -> Section:
-    """The page's section on one experiment: its tables, and the drawings of its pairs and rows."""
-    title, asks = EXPERIMENTS.get(experiment, (words(experiment), ""))
-    finished = [run for run in runs if run.summary is not None]
-    compared = [pair for run in finished for pair in pairs(run)]
-    blocks: list[Block] = [Paragraph(asks)] if asks else []
+    """Returns the section on one experiment: its tables, and the drawings of its pairs and rows."""
+    title, question = EXPERIMENTS.get(experiment, (words(experiment), ""))
+    slug = "".join(c if c.isalnum() and c.isascii() else "-" for c in experiment).strip("-").lower() or "other"
+    finished = [run for run in runs if run.summary]
+    blocks: list[Block] = [Paragraph(question)] if question else []
     blocks += [Alert(fault) for run in runs for fault in run.faults()]
-    blocks += endpoint_blocks(experiment, finished, _drawings(experiment, compared, finished))
-    blocks += [gate_table(finished)] if any((run.summary or {}).get("gates") for run in finished) else []
-    blocks += [all_values(run) for run in finished]
-    return Section(title, f"experiment-{_slug(experiment)}", tuple(blocks))
+    blocks += endpoint_blocks(experiment, finished, _drawings(slug, finished))
+    blocks += [gate_table(finished)] if any(run.summary.get("gates") for run in finished) else []
+    for run in finished:
+        caption = f"Every value of {run.name}/summary.json"
+        blocks.append(table(caption, ["value", head(run)], list(leaves(run.summary)), folded=True))
+    return Section(title, f"experiment-{slug}", tuple(blocks))
 
 
-def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Block] = ()) -> list[Block]:
-    """Everything that the summaries of finished `runs` say, one column per run, with the cautions that apply.
-
-    The drawings stand after the paper's tables.
-    """
+def _drawings(slug: str, runs: Sequence[Run]) -> list[Block]:
     compared = [pair for run in runs for pair in pairs(run)]
-    blocks: list[Block] = [*_no_results(runs), *_shortfalls(runs), *_interpretations(runs)]
-    blocks += further_tables(runs, lambda key: key in LEADING)
-    blocks += pair_tables(compared)
-    blocks += matched_prefix_blocks(runs)
-    blocks += [crossing_table(run) for run in runs if ((run.summary or {}).get("cross_precision") or {}).get("rows")]
-    blocks += cautions([run.summary or {} for run in runs])
-    blocks += drawings
-    for run in runs:
-        blocks += BEYOND[experiment](run, run.summary or {}) if experiment in BEYOND else []
-    return blocks + further_tables(runs, lambda key: key not in LEADING)
-
-
-def run_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
-    """report.md of one finished run: what it was made with, its gates, and the same tables as on the page."""
-    experiment = str(summary["experiment"])
-    run = Run(Path(), experiment, "run", manifest, [], summary, [])
-    blocks = [*head_blocks(manifest, summary), gate_table([run]), *endpoint_blocks(experiment, [run])]
-    return render_markdown(Report(f"{experiment}, {summary['dtype']}", tuple(blocks)), drawings=False)
-
-
-def _no_results(runs: Sequence[Run]) -> list[Block]:
-    reasons = [(run, (run.summary or {}).get("no_result")) for run in runs]
-    return [Alert(f"{run.name}: {reason}", "The endpoints are no result") for run, reason in reasons if reason]
-
-
-def _shortfalls(runs: Sequence[Run]) -> list[Block]:
-    told = [(run, shortfall(run.summary["panel"])) for run in runs if run.summary and "panel" in run.summary]
-    return [Alert(f"{run.name}: {text}", "Note") for run, text in told if text]
-
-
-def _interpretations(runs: Sequence[Run]) -> list[Block]:
-    found: list[Block] = []
-    for run in runs:
-        summary = run.summary or {}
-        if summary.get("own_checkpoint"):
-            text = (
-                "the checkpoint is the one that reached these prefixes, so this run replicates on no other checkpoint"
-            )
-            found.append(Alert(f"{run.name}: {text}.", "Note"))
-        if summary.get("interpretation"):
-            found.append(Verdict(f"Frozen interpretation of {run.name}: {summary['interpretation']}."))
-        elif "interpretation" in summary:
-            found.append(Alert(f"{run.name}: a gate failed, so that no interpretation is given"))
-    return found
-
-
-def _drawings(experiment: str, compared: Sequence[Pair], runs: Sequence[Run]) -> list[Block]:
     if not compared:
         return []
-    slug = _slug(experiment)
     scored = [pair for pair in compared if "accuracy" in pair.summary]
-    found: list[Block | None] = [
-        rates_figure(f"{slug}-rates", compared),
-        accuracy_figure(f"{slug}-accuracy", scored) if scored else None,
-        divergence_figure(f"{slug}-divergence", compared),
-        drift_figure(f"{slug}-drift", compared),
-    ]
-    for number, pair in enumerate(compared):
-        found += why_blocks(f"{slug}-why-{number}", pair)
+    found: list[Block | None] = [rates_figure(f"{slug}-rates", compared)]
+    found += [accuracy_figure(f"{slug}-accuracy", scored)] if scored else []
+    found += [divergence_figure(f"{slug}-divergence", compared), drift_figure(f"{slug}-drift", compared)]
+    for k, pair in enumerate(compared):
+        found += why_blocks(f"{slug}-why-{k}", pair)
     for run in runs:
-        if any(set(TRANSPLANTS.values()) <= set(row.get("arms", ())) for row in run.rows):
+        if any(set(TRANSPLANTS) <= set(row.get("arms", ())) for row in run.rows):
             found.append(transplant_figure(f"{run.anchor}-grid", run.name, run.rows))
     return [block for block in found if block is not None]
 
 
-def _slug(text: str) -> str:
-    return "".join(c if c.isalnum() and c.isascii() else "-" for c in text).strip("-").lower() or "other"
+def environment(runs: Sequence[Run]) -> Section:
+    """Returns the numeric contracts and environments, and where each run comes from."""
+    contracts = [(run, one) for run in runs for one in run.manifest["numeric"]]
+    environments = [(run, run.manifest["environment"]) for run in runs]
+    tables: list[Block] = [*_kinds("Numeric contract", contracts), *_kinds("Environment", environments)]
+    beside = dict.fromkeys(run.path.resolve().parent / MACHINE_FILE for run in runs)
+    tables += [block for path in beside if path.is_file() for block in machine_file(path)]
+    return Section("Environment and provenance", "environment", (*tables, *(provenance(run) for run in runs)))
+
+
+def _kinds(caption: str, found: Sequence[tuple[Run, dict[str, Any]]]) -> list[Table]:
+    """Two tables: the fields that differ, one row per different object with its runs; the fields that are equal."""
+    kinds: list[tuple[dict[str, Any], dict[str, None]]] = []  # objects, each with the names of its runs
+    for run, value in found:
+        names = next((names for kind, names in kinds if kind == value), None)
+        if names is None:
+            kinds.append((value, names := {}))
+        names[run.name] = None
+    keys = list(dict.fromkeys(key for kind, _ in kinds for key in kind))
+    varying = [key for key in keys if len({str(kind.get(key)) for kind, _ in kinds}) > 1]
+    same = [[words(key), scalar(kinds[0][0].get(key))] for key in keys if key not in varying]
+    lines = [[", ".join(names), *(scalar(kind.get(key)) for key in varying)] for kind, names in kinds]
+    differing = table(f"{caption}, where runs differ", ["runs", *map(words, varying)], lines)
+    shared = table(f"{caption}, the same in all runs", ["field", "value"], same)
+    return [differing, shared] if varying else [shared]
+
+
+def provenance(run: Run) -> Section:
+    """Returns directory, digests, code and time of one run."""
+    manifest, information, ledger = run.manifest, run.manifest.get(INFORMATION, {}), run.path / ROWS
+    dirty = " (modified)" if information.get("git_dirty") else ""
+    lines = [
+        ("directory", str(run.path)),
+        ("experiment", run.experiment),
+        ("rows", f"{len(run.rows)} of {len(manifest['row_order'])}"),
+        ("ledger SHA-256", sha256_file(ledger) if ledger.exists() else "none"),
+        ("decoding time, all sessions", f"{sum(line.get('seconds', 0.0) for line in run.timing):.0f} s"),
+        ("command line", " ".join(map(str, information.get("command", [])))),
+        ("code SHA-256", scalar(manifest.get("code_sha256"))),
+        ("git commit", scalar(information.get("git_commit")) + dirty),
+        ("checkpoint", scalar(information.get("checkpoint"))),
+        *((f"checkpoint {name}", str(digest)) for name, digest in manifest.get("checkpoint", {}).items()),
+        *(("checkpoint warning", str(warning)) for warning in manifest.get("checkpoint_warnings", [])),
+        ("tasks SHA-256", scalar(manifest.get("tasks_sha256"))),
+        *((f"cap, {name}", str(cap)) for name, cap in manifest.get("caps", {}).items()),
+    ]
+    return Section(run.name, run.anchor, (table(f"Where {run.name} comes from", ["field", "value"], lines),))
+
+
+def machine_blocks(document: dict[str, Any]) -> list[Block]:
+    """Returns machine.json as a table; then why a row is not available or its copies are not equal."""
+    record, rows, notes = document["environment"], [], []
+    for one in document["rows"]:
+        cells, reason = ["not available", "", "", "", ""], one.get("refused")
+        if reason is None:
+            counts, tried = one["packed_equals_plain_at"], one.get("packed_tried_at", [])
+            packed = ", ".join(map(str, counts or [])) or "none"
+            cells = [
+                "yes" if one["copies_equal"] else "NO",
+                f"{one['rows_together']} of {one['rows_tried']}",
+                "" if counts is None else f"all {len(tried)} tried, to {tried[-1]}" if counts == tried else packed,
+                "yes" if one["invariant"] else "no",
+                f"{one['step_seconds'] * 1e3:.2f}",
+            ]
+            reason = None if one["copies_equal"] else one["reasons"][0]
+        rows.append([one["dtype"], one["attention"], one["linear"], *cells])
+        if reason is not None:
+            notes.append(Paragraph(f"{one['dtype']} {one['attention']}/{one['linear']}: {reason}"))
+    caption = (
+        f"What holds on the machine: {record['cpu']}, {record['cpu_capability']}, {document['cores']} cores, "
+        f"load {document['load']}; torch {record['torch']}, device {document['device']}, "
+        f"{document['threads']} threads; memory read {document['read_gigabytes_per_second']:.1f} GB/s"
+    )
+    return [table(caption, MACHINE_HEADER, rows), *notes]
+
+
+def machine_file(path: Path) -> list[Block]:
+    """Returns the blocks of a machine.json. InputError if it is another file."""
+    document = read_json_object(path)
+    if document.get("schema") != MACHINE_SCHEMA:
+        raise refuse(f"{path}: schema", repr(MACHINE_SCHEMA), document.get("schema"))
+    return machine_blocks(document)

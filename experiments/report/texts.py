@@ -1,6 +1,5 @@
-"""Text for token ids: the tokenizer and the tasks of a run, where their digests are the manifest's."""
+"""The text that a run's token ids stand for: its tokenizer and tasks, where their digests are the manifest's."""
 
-import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,70 +15,60 @@ from experiments.run.ledger import sha256_file
 from experiments.run.tasks import Task, load_tasks
 from minimodel.errors import InputError
 
-CONTRACT = "contract.json"
-READ = ("config.json", CONTRACT, "tokenizer.json")  # the checkpoint's files that give tokens their meaning
-NO_TEMPLATE = "{question}{choices}"  # nothing is encoded here
+MEANING = ("config.json", "contract.json", "tokenizer.json")  # the checkpoint's files that give tokens their meaning
 
 
 @dataclass(frozen=True)
 class Texts:
     """What a run's checkpoint and task file add to the token ids of its ledger."""
 
-    codec: TextCodec | None  # None where the checkpoint is not there any more, or is another
+    codec: TextCodec | None  # None where the checkpoint is missing or another one
     contract: Contract | None  # None also for a stock checkpoint, which has no blocks
-    tasks: dict[str, Task]  # by row id; empty where the run reads none or the file is not there
-    missing: tuple[str, ...]  # a sentence for each of the two that is not there
+    tasks: dict[str, Task]  # by row id; empty where the run reads none or the file is missing
+    missing: tuple[str, ...]  # a sentence for each of the two that is missing
 
 
 def read_texts(manifest: dict[str, Any]) -> Texts:
-    """Reads tokenizer and tasks from where the run had them. What is missing becomes a sentence in `missing`."""
+    """Reads tokenizer and tasks from where the run had them, if their digests are the manifest's."""
     missing: list[str] = []
     information = manifest.get(INFORMATION, {})
     codec, contract, tasks = None, None, {}
     try:
-        directory = _checkpoint(Path(str(information.get("checkpoint", ""))), manifest["checkpoint"])
-        contract = Contract.load(directory) if CONTRACT in manifest["checkpoint"] else None
-        codec = contract.codec if contract else TextCodec.load(directory / "tokenizer.json", NO_TEMPLATE)
+        directory, digests = Path(str(information.get("checkpoint", ""))), manifest["checkpoint"]
+        for name in (name for name in MEANING if name in digests or name != "contract.json"):
+            _require(directory / name, digests.get(name), "checkpoint")
+        contract = Contract.load(directory) if "contract.json" in digests else None
+        codec = contract.codec if contract else TextCodec.load(directory / "tokenizer.json", "{question}{choices}")
     except InputError as error:
         missing.append(f"Token ids are shown in place of text: {error}.")
     if manifest.get("tasks_sha256"):
         try:
-            tasks = _tasks(Path(str(information.get("tasks", ""))), manifest["tasks_sha256"])
+            path = Path(str(information.get("tasks", "")))
+            _require(path, manifest["tasks_sha256"], "tasks")
+            tasks = {task.id: task for task in load_tasks(path, None)[0]}
         except InputError as error:
             missing.append(f"Questions are shown as part of the prompt only: {error}.")
     return Texts(codec, contract, tasks, tuple(missing))
 
 
-def _checkpoint(directory: Path, digests: dict[str, str]) -> Path:
-    """The directory, where its tokenizer and contract are those that the run recorded."""
-    for name in (name for name in READ if name in digests or name != CONTRACT):
-        path = directory / name
-        if not path.is_file():
-            raise InputError(f"{path}: expected the run's checkpoint, found nothing")
-        if sha256_file(path) != digests.get(name):
-            raise InputError(f"{path}: expected SHA-256 {digests.get(name)}, found {sha256_file(path)}")
-    return directory
-
-
-def _tasks(path: Path, digest: str) -> dict[str, Task]:
+def _require(path: Path, digest: str | None, what: str) -> None:
     if not path.is_file():
-        raise InputError(f"{path}: expected the run's tasks, found nothing")
-    tasks, data = load_tasks(path, None)
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise InputError(f"{path}: expected SHA-256 {digest}, found {hashlib.sha256(data).hexdigest()}")
-    return {task.id: task for task in tasks}
+        raise InputError(f"{path}: expected the run's {what}, found nothing")
+    found = sha256_file(path)
+    if found != digest:
+        raise InputError(f"{path}: expected SHA-256 {digest}, found {found}")
 
 
 def by_block(contract: Contract, tokens: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """(role, tokens) of each block in order, delimiters included."""
+    """Returns (role, tokens) of each block in order, delimiters included."""
     roles = State.from_tokens(contract, tokens).roles
     grouped = itertools.groupby(zip(roles, tokens), key=lambda pair: pair[0])
     return [(role, [token for _, token in members]) for role, members in grouped]
 
 
 def spans(codec: TextCodec | None, tokens: Sequence[int]) -> tuple[Span, ...]:
-    """Tokens as text; delimiters and other special tokens, ids that the tokenizer does not define, and bytes that are
-    no character are spelled out. Without a tokenizer, the ids."""
+    """Returns tokens as text. Delimiters and other special tokens, undefined ids, and bytes that are no character are
+    spelled out; without a tokenizer, the ids."""
     if codec is None:
         return (Span(" ".join(map(str, tokens))),) if tokens else ()
     found: list[Span] = []
@@ -93,11 +82,9 @@ def spans(codec: TextCodec | None, tokens: Sequence[int]) -> tuple[Span, ...]:
 
 
 def token_text(codec: TextCodec | None, token: int | None) -> str:
-    """One token for a table: its text in quotes and its id; "ended" for None."""
-    if token is None:
-        return "ended"
-    if codec is None:
-        return f"id {token}"
+    """Returns one token for a table: its text in quotes and its id; "ended" for None."""
+    if token is None or codec is None:
+        return "ended" if token is None else f"id {token}"
     [span] = spans(codec, [token])
     return f"{span.text if span.kind else repr(span.text)} (id {token})"
 
@@ -113,16 +100,12 @@ def _name(codec: TextCodec, token: int) -> str | None:
 def _bytes(codec: TextCodec, token: int) -> bytes:
     """The bytes of a text token. Byte-level BPE spells each byte as one character; an added token is plain text."""
     piece = str(codec.tokenizer.id_to_token(token))
-    if token in codec.tokenizer.get_added_tokens_decoder() or not all(c in _BYTES for c in piece):
+    if token in codec.tokenizer.get_added_tokens_decoder() or not all(c in BYTES for c in piece):
         return piece.encode()
-    return bytes(_BYTES[c] for c in piece)
+    return bytes(BYTES[c] for c in piece)
 
 
-def _byte_level() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 bytes spell themselves, all others take the characters from U+0100 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {**{chr(byte): byte for byte in plain}, **{chr(0x100 + n): byte for n, byte in enumerate(others)}}
-
-
-_BYTES = _byte_level()
+# GPT-2's table: printable Latin-1 bytes spell themselves, all others take the characters from U+0100 on
+_PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
+BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(0x100 + n): byte for n, byte in enumerate(_OTHERS)}

@@ -1,6 +1,7 @@
-"""Values of summary.json as text: blocks known by their keys become one line each, everything else its leaves."""
+"""Values of summary.json as text: blocks known by their keys become one line each, everything else its leaves; and the
+lines on stdout with which a run ends."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stats.intervals import NO_INTERVAL
@@ -8,8 +9,8 @@ from stats.intervals import NO_INTERVAL
 LIST_SHOWN = 24
 
 
-def rate(block: dict[str, Any]) -> str:
-    """'166/200 = 83.0 % [77.2, 87.6]' of a {count, n, rate, wilson_95} block."""
+def rate(block: Mapping[str, Any]) -> str:
+    """Returns '166/200 = 83.0 % [77.2, 87.6]' of a {count, n, rate, wilson_95} block."""
     if block["rate"] is None:
         return f"{block['count']}/{block['n']}"
     low, high = block["wilson_95"]
@@ -17,14 +18,14 @@ def rate(block: dict[str, Any]) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Significant digits, or 'none'."""
+    """Returns significant digits, or 'none'."""
     return "none" if value is None else f"{value:.{digits}g}"
 
 
-def change(block: dict[str, Any]) -> str:
-    """'+1.0 points, 95 % [-3.5, +5.5]' of a block with a paired difference; the reason where it has no interval.
+def change(block: Mapping[str, Any]) -> str:
+    """Returns '+1.0 points, 95 % [-3.5, +5.5]' of a block with a paired difference, or why it has no interval.
 
-    A bootstrap over rows that all have the same difference is a point, no interval: it says nothing about other rows.
+    A bootstrap over rows that all have the same difference is a point and no interval: it says nothing of other rows.
     """
     points, note, bounds = block["difference_points"], block.get("bootstrap_note"), block["bootstrap_95"]
     if points is None:
@@ -35,11 +36,13 @@ def change(block: dict[str, Any]) -> str:
 
 
 def describe(value: Any) -> str | None:
-    """One line for a scalar or a known block; None for a container that has to be taken apart."""
-    if not isinstance(value, (dict, list)):
-        return scalar(value)
+    """Returns one line for a scalar or a known block; None for a container that has to be taken apart."""
     if isinstance(value, list):
-        return _list(value) if not any(isinstance(item, (dict, list)) for item in value) else None
+        more = f", and {len(value) - LIST_SHOWN} more" if len(value) > LIST_SHOWN else ""
+        flat = not any(isinstance(item, (dict, list)) for item in value)
+        return (", ".join(map(scalar, value[:LIST_SHOWN])) or "none") + more if flat else None
+    if not isinstance(value, dict):
+        return scalar(value)
     keys = set(value)
     if {"count", "n", "rate", "wilson_95"} <= keys:
         return _join(rate(value), value, {"count", "n", "rate", "wilson_95"})
@@ -53,13 +56,16 @@ def describe(value: Any) -> str | None:
             return "none"
         text = f"median {number(value['median'])}, range {number(value['min'])} to {number(value['max'])}"
         return f"{text} ({value['n']} rows)" if "n" in value else text
-    if keys == {"min", "max"}:
-        return f"{scalar(value['min'])} to {scalar(value['max'])}"
-    return None
+    return f"{scalar(value['min'])} to {scalar(value['max'])}" if keys == {"min", "max"} else None
+
+
+def _join(text: str, block: dict[str, Any], shown: set[str]) -> str:
+    rest = ", ".join(f"{words(key)} {describe(value)}" for key, value in block.items() if key not in shown)
+    return f"{text}; {rest}" if rest else text
 
 
 def scalar(value: Any) -> str:
-    """A leaf: four significant digits of a float, everything else as it is."""
+    """Returns a leaf as text: four significant digits of a float, everything else as it is."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -68,12 +74,12 @@ def scalar(value: Any) -> str:
 
 
 def words(key: str) -> str:
-    """A JSON key as words; the names of arms keep their spelling."""
+    """Returns a JSON key as words."""
     return key.replace("_", " ")
 
 
 def entries(value: Any, label: str = "") -> Iterator[tuple[str, str]]:
-    """(label, text) of every known block and leaf under `value`."""
+    """Yields (label, text) of every known block and leaf under `value`."""
     text = describe(value)
     if text is not None:
         yield label, text
@@ -86,7 +92,7 @@ def entries(value: Any, label: str = "") -> Iterator[tuple[str, str]]:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, JSON value) of every leaf at full precision. An empty container is a leaf, so that none vanishes."""
+    """Yields (path, value) of every leaf at full precision; an empty container is a leaf, so that none is lost."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}" if path else str(key))
@@ -97,11 +103,33 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, repr(value) if isinstance(value, float) else str(value)
 
 
-def _list(items: list[Any]) -> str:
-    more = f", and {len(items) - LIST_SHOWN} more" if len(items) > LIST_SHOWN else ""
-    return (", ".join(scalar(item) for item in items[:LIST_SHOWN]) or "none") + more
+def outcome(summary: Mapping[str, Any]) -> str:
+    """Returns the start of every closing line: 'bridge bf16: 12 rows, gates all passed'."""
+    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
+    return f"{summary['experiment']} {summary['dtype']}: {summary['rows']} rows, gates {gates}"
 
 
-def _join(text: str, block: dict[str, Any], shown: set[str]) -> str:
-    rest = [f"{words(key)} {describe(value)}" for key, value in block.items() if key not in shown]
-    return "; ".join([text, ", ".join(rest)]) if rest else text
+def withheld(summary: Mapping[str, Any]) -> str:
+    """Returns the closing line of a run whose endpoints are no result."""
+    return f"{outcome(summary)}; endpoints withheld: {summary['no_result']}"
+
+
+def closing_line(summary: Mapping[str, Any]) -> str:
+    """Returns the closing line of a run with one comparison."""
+    if "suffix_disagreement" not in summary:
+        return outcome(summary)
+    line = f"{outcome(summary)}; {summary['comparison']} disagree on suffix {rate(summary['suffix_disagreement'])}"
+    if "accuracy" not in summary:
+        return line
+    answers, labels = rate(summary["answer_disagreement"]), rate(summary["correctness_disagreement"])
+    return f"{line}, answer {answers}, correctness {labels}"
+
+
+def donor_line(summary: Mapping[str, Any]) -> str:
+    """Returns the closing line of whole-cache transplants."""
+    found = summary["endpoints"]
+    return (
+        f"{outcome(summary)}; diverge {rate(found['baseline_divergence'])}, "
+        f"both transplants recover the donor {rate(found['bidirectional_donor_recovery'])}, "
+        f"novel on exact rows {rate(found['exact_control_novel_trajectory'])}"
+    )

@@ -15,8 +15,7 @@ from decode.greedy import Choice, Step, Steps, best_two, choose, generate
 from decode.record import FunctionalRecord
 from decode.state import State, token_digest
 from decode.stepper import CausalStepper, Stepper, make_ready
-from experiments.report.closing import outcome
-from experiments.report.values import rate
+from experiments.report.values import outcome, rate
 from experiments.run.experiment import Experiment, gate
 from experiments.run.inputs import SPREAD, panel_counts, panel_record, panel_span, select_spread, shortfall
 from experiments.run.progress import RowProgress

@@ -15,7 +15,7 @@ from cache.build import build_prefill, incremental_steps, live_steps
 from cache.transplant import transplant, whole_transplant_holds
 from decode.greedy import Steps
 from decode.state import State
-from experiments.report.closing import closing_line, donor_line
+from experiments.report.values import closing_line, donor_line
 from experiments.run.experiment import ArmExperiment, Arms, eligible_choice, gate, prefix_holds
 from experiments.run.inputs import Prefix, shortfall
 from experiments.run.progress import RowProgress

@@ -21,8 +21,8 @@ import torch
 
 from decode.batched import Job, in_flight
 from decode.independence import LARGEST, together_here
-from experiments.report.closing import withheld
-from experiments.report.sections import run_report
+from experiments.report.summaries import run_report
+from experiments.report.values import withheld
 from experiments.run.directory import PartialLedger, RunDirectory, require_same_manifest
 from experiments.run.exits import DONE, END, GATE_FAILED, Ranks, current, one_line, say
 from experiments.run.experiment import Experiment

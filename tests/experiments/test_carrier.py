@@ -11,7 +11,7 @@ from decode.greedy import alone, greedy_suffix
 from experiments.carrier.__main__ import Carrier
 from experiments.carrier.sites import sites
 from experiments.carrier.tables import carrier_summary
-from experiments.report.sections import run_report
+from experiments.report.summaries import run_report
 from experiments.run.designs import DONORS, INTO_PREFILL, follows
 from experiments.run.inputs import Prefix, panel_record
 from experiments.run.progress import Progress

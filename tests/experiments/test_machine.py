@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 import experiments.machine as machine
-from experiments.report.machine import HEADER, machine_lines, machine_rows, machine_table
+from experiments.report.plain import render_text
+from experiments.report.sections import MACHINE_HEADER, machine_blocks, machine_file
 from minimodel import packed
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.machine import machine_record
 from minimodel.selfcheck import copies_fault
 from tests.experiments.runs import call, one_line
 from tests.helpers import refused
-from tests.minimodel.test_selfcheck import altered
+from tests.minimodel.test_equal_copies import altered
 
 DTYPES = ("bf16", "fp32")
 
@@ -67,22 +68,23 @@ def test_the_checks_are_those_at_load(place: Path) -> None:
 
 def test_the_table_is_printed_and_shown_in_the_report(place: Path) -> None:
     found, printed = document(place), (place / "printed").read_text()
-    assert printed.splitlines() == [*machine_lines(found), f"machine: {place / 'machine.json'}"]
+    assert printed == f"{render_text(machine_blocks(found))}machine: {place / 'machine.json'}\n"
     assert "not available" in printed and "NO" in printed and "self_attn.attention" in printed
-    shown = machine_table(place / "machine.json")
-    assert list(shown.header) == HEADER and len(shown.rows) == len(machine_rows(found)) == 10
+    shown, *reasons = machine_file(place / "machine.json")
+    assert list(shown.header) == MACHINE_HEADER and len(shown.rows) == 10 and len(reasons) == 4
 
 
-def test_row_counts_are_named_or_counted() -> None:
+def test_row_counts_are_named_or_counted(place):
     done = {"copies_equal": True, "rows_together": 64, "rows_tried": 64, "invariant": False, "step_seconds": 0.001}
     names = {"dtype": "bf16", "attention": "repeat_kv", "linear": "packed", "packed_tried_at": [1, 2, 4]}
     for counts, text in (([1, 2, 4], "all 3 tried, to 4"), ([2, 4], "2, 4"), ([], "none")):
-        assert machine_rows({"rows": [{**done, **names, "packed_equals_plain_at": counts}]})[0][5] == text
+        rows = [{**done, **names, "packed_equals_plain_at": counts}]
+        assert machine_blocks({**document(place), "rows": rows})[0].rows[0][5] == text
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "machine.json").write_text('{"schema": "other"}')
     with refused("schema", "stage-replay-machine-v1"):
-        machine_table(tmp_path / "machine.json")
+        machine_file(tmp_path / "machine.json")
     line = one_line(call("machine", "--checkpoint", "nowhere", "--out", tmp_path / "none.json", cwd=tmp_path))
     assert "nowhere" in line and not (tmp_path / "none.json").exists()

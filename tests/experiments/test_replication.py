@@ -23,9 +23,10 @@ LATER = {"tasks": False, "checkpoint": "later"}
 
 
 @pytest.fixture(scope="module")
-def finished(every_run):
-    out, printed = every_run["replication"], every_run.printed["replication"]
-    assert "interpretation: " in printed and f"{ROWS} of 48 rows" in printed
+def finished(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("replication") / "run"
+    done = run(study, "replication", out, *BF16, **LATER)
+    assert "interpretation: " in done.stdout and f"{ROWS} of 48 rows" in done.stdout
     return out
 
 

@@ -6,10 +6,9 @@ from collections import Counter
 
 import pytest
 
-from experiments.report.overview import glance, provenance
 from experiments.report.rows import row_entry, view
 from experiments.report.runs import read_runs
-from experiments.report.sections import experiment_section
+from experiments.report.sections import experiment_section, glance, provenance
 from experiments.report.texts import read_texts
 from experiments.run.designs import matrix_summary
 from experiments.run.summary import matched_prefixes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.report.cautions import MCNEMAR, PANEL, cautions, head_blocks, numeric_text
+from experiments.report.summaries import MCNEMAR, PANEL, cautions, head_blocks, numeric_text
 from experiments.report.values import change
 from stats.endpoints import compare_labels
 

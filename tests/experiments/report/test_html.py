@@ -20,9 +20,8 @@ from experiments.report.blocks import (
     table,
     visible,
 )
-from experiments.report.html import render_html
-from experiments.report.markdown import render_markdown
-from experiments.report.text import render_text
+from experiments.report.page import render_html
+from experiments.report.plain import render_markdown, render_text
 from tests.experiments.report.page import HOSTILE, Page
 
 
@@ -52,14 +51,14 @@ def test_hostile_text_is_text_in_every_kind_of_block():
     data = table(HOSTILE, ["a", Link(HOSTILE, "there")], [[HOSTILE, HOSTILE]])
     blocks = (
         *(Paragraph(HOSTILE), Alert(HOSTILE), Verdict(HOSTILE), data),
-        Figure("drawn", HOSTILE, HOSTILE, data, lambda: "<svg></svg>"),
+        Figure("drawn", HOSTILE, data, lambda: "<svg></svg>"),
         Table(HOSTILE, ("x",), ((HOSTILE,),), folded=True),
         Passages(HOSTILE, (Passage(HOSTILE, (Span(HOSTILE), Span(HOSTILE, "mark"), Span(HOSTILE, "special"))),)),
     )
     report = Report(HOSTILE, (Section(HOSTILE, "there", blocks),))
     assert "\u202e" not in render_text(report.blocks) and "\x1b" not in render_text([Paragraph("\x1b[31m")])
     page = Page(render_html(report)[0])
-    assert not {tag for tag, _ in page.tags} & {"script", "img"}
+    assert [tag for tag, _ in page.tags].count("script") == 1 and "img" not in {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     shown = visible(HOSTILE)
     assert "\u202e" not in shown and r"\u202e" in shown

@@ -8,9 +8,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from decode.contract import Contract
-from experiments.report import browser
 from experiments.report.blocks import Paragraph, Passages, Report, RowEntry
-from experiments.report.html import render_html
+from experiments.report.page import SCRIPT, render_html
 from experiments.report.rows import row_entries, row_entry, view
 from experiments.report.runs import read_runs
 from experiments.report.texts import read_texts, spans, token_text
@@ -48,7 +47,7 @@ def test_the_list_says_of_every_row_what_the_ledger_says(reported):
             assert ("diverged" in entry.flags) == (first is not None) == (f"parts at token {first}" in entry.facts)
             answers = [row["arms"][arm]["answer"] for arm in arms]
             assert ("answer" in entry.flags) == (not pair.get("answer_equal", answers[0] == answers[1]))
-            assert entry.order["drift"] == pair["cache"]["relative_l2"] and "gate" not in entry.flags
+            assert entry.order["drift"] == -pair["cache"]["relative_l2"] and "gate" not in entry.flags
             if first is not None:
                 assert entry.order["first"] == first
                 assert entry.order["margin"] == min(row["arms"][arm]["margins"][first] for arm in arms)
@@ -60,7 +59,7 @@ def test_a_divergent_row_shows_the_equal_part_once_and_both_tokens_marked(report
     one = view(run, row, read_texts(run.manifest))
     [suffixes] = [b for b in row_entry(one, "x").blocks if isinstance(b, Passages) and b.columns]
     common, *columns = suffixes.passages
-    first = one.first
+    first = one.pair.first
     decoded = {tuple(arm["suffix"]) for arm in row["arms"].values()}
     assert len(columns) == len(decoded) >= 2
     assert "".join(span.text for span in common.spans) == shown(contract, row["arms"]["incremental"]["suffix"][:first])
@@ -120,21 +119,23 @@ def test_rows_beyond_the_limits_stand_in_script_files_beside_the_page():
     rows = tuple(entry(n, Paragraph("x" * 50_000)) for n in range(230))
     page, files = render_html(Report("t", (), rows))
     assert len(page) < 5_000_000
-    asked = re.findall(r'data-file="([^"]+)"', page)
-    assert set(asked) == set(files) and len(asked) == 230 - page.count("x" * 50_000) > 29
-    bodies = {}
+    loaded = re.findall(r'data-file="([^"]+)"', page)
+    assert set(loaded) == set(files) and len(loaded) == 230 - page.count("x" * 50_000) > 29
+    anchors = set()
     for text in files.values():
-        assert text.startswith("window.stageReplayRows(")
-        bodies |= json.loads(text.removeprefix("window.stageReplayRows(").removesuffix(");\n"))
-    assert len(bodies) == len(asked) and not any("<img" in body or "<script" in body for body in bodies.values())
+        assert text.startswith("stageReplayRow(")
+        anchor, body = json.loads(f"[{text.removeprefix('stageReplayRow(').removesuffix(');' + chr(10))}]")
+        assert "x" * 50_000 in body and "<img" not in body and "<script" not in body
+        anchors.add(anchor)
+    assert anchors < {row.anchor for row in rows} and len(anchors) == len(loaded)
     few, none = render_html(Report("t", (), rows[:20]))
-    assert none == {} and "data-file=" not in few.replace(browser.SCRIPT, "")
+    assert none == {} and "data-file=" not in few.replace(SCRIPT, "")
 
 
 def test_a_page_of_hostile_rows_stays_a_list():
     page = Page(render_html(Report("t", (), (entry(0), entry(1))))[0])
     items = [named for tag, named in page.tags if tag == "li" and "data-flags" in named]
-    assert [item["data-flags"] for item in items] == ["", "diverged"]
+    assert [item["data-flags"] for item in items] == ["none", "diverged"]
     assert [tag for tag, _ in page.tags].count("script") == 1 and "img" not in {tag for tag, _ in page.tags}
     assert [tag for tag, _ in page.tags].count("details") == 2
 

@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from experiments.report.runs import read_runs
-from experiments.report.side_by_side import side_by_side
+from experiments.report.sections import side_by_side
 from experiments.report.values import rate
 from tests.experiments.runs import run
 

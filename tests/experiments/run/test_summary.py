@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.report.closing import withheld
+from experiments.report.values import withheld
 from experiments.run.summary import no_result, pair_summary
 
 DRIFT = {"exact": False, "relative_l2": 0.5, "max_abs": 2.0, "mean_abs": 0.25}

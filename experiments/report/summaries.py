@@ -1,0 +1,422 @@
+"""Blocks from summaries, one column per run, for the page and for report.md of one run.
+
+Known blocks of a summary get the paper's tables; unknown ones are taken apart by their keys, so that a new experiment
+is reported whole without a line here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.causes.rules import ULPS
+from experiments.report.blocks import (
+    Alert,
+    Block,
+    Cell,
+    Figure,
+    Link,
+    Paragraph,
+    Report,
+    Table,
+    Verdict,
+    column_table,
+    table,
+)
+from experiments.report.charts import cells, lines
+from experiments.report.plain import render_markdown
+from experiments.report.runs import Pair, Run, matched_matrices, pairs
+from experiments.report.values import change, describe, entries, number, rate, scalar, words
+from experiments.run.inputs import shortfall
+
+MCNEMAR = (
+    "A McNemar test describes the direction of the discordant rows. A large p does not establish that the two arms are "
+    "equivalent."
+)
+PANEL = (
+    "The rows are a panel that was frozen by its selection rule before any was decoded. Their rates hold for these "
+    "rows and do not estimate how often the effect occurs among all tasks or models."
+)
+NUMERIC = ("dtype", "device", "attention", "linear", "threads")  # what a report says of a numeric contract
+ENVIRONMENT = ("python", "platform", "machine", "torch", "cpu", "cpu_capability", "accelerator")  # the rest: manifest
+LEADING = {"endpoints", "identity"}  # the registered endpoints of an experiment go before everything else
+HEAD = {"experiment", "dtype", "rows", "passed", "failed_rows", "gates", "no_result"}
+PAIR = {
+    *("comparison", "compared_rows", "suffix_disagreement", "merge_disagreement", "answer_disagreement"),
+    *("answer_tokens_disagreement", "first_token_divergence_rows", "correctness_disagreement", "accuracy"),
+    *("first_divergence", "cache", "logits", "argmax_equal_rows"),
+}
+# experiment: keys that have a table or a line of their own
+SHOWN = {
+    "fixed_prefix": {"precisions", "cross_precision"},
+    "replication": {"interpretation"},
+    "causes": {"left_out", "cells", "verdicts", "chunks", "oracle", "margins", "alone"},
+    "carrier": {"sites", "smallest"},
+}
+SIDES = ("donor", "recipient", "neither")
+# rows of the carrier map: label and site
+MAP = {
+    "K of layer i": "layer_{}_keys",
+    "V of layer i": "layer_{}_values",
+    "layer i": "layer_{}",
+    "first i layers": "first_{}",
+    "last i layers": "last_{}",
+}
+
+
+def head(run: Run, dtype: str = "") -> Link:
+    """Returns a column's heading: the run, and where its provenance stands."""
+    return Link(f"{run.name}, {dtype}" if dtype else run.name, run.anchor)
+
+
+def run_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
+    """Returns report.md of one finished run: what it was made with, its gates, and the same tables as on the page."""
+    experiment = str(summary["experiment"])
+    run = Run(Path(), experiment, "run", manifest, [], summary, [])
+    blocks = [*head_blocks(manifest, summary), gate_table([run]), *endpoint_blocks(experiment, [run])]
+    return render_markdown(Report(f"{experiment}, {summary['dtype']}", tuple(blocks)), drawings=False)
+
+
+def head_blocks(manifest: dict[str, Any], summary: dict[str, Any]) -> list[Block]:
+    """Returns rows, numeric contract, environment, digests, and whether every gate passed."""
+    recorded = manifest["environment"]
+    environment = ", ".join(f"{words(key)} {recorded[key]}" for key in ENVIRONMENT if key in recorded)
+    weights, tasks = manifest["checkpoint"].get("model.safetensors"), manifest.get("tasks_sha256")
+    failed = summary["failed_rows"]
+    names = f": {', '.join(failed[:20])}" if failed else ""
+    bad = f"gates failed on {len(failed)} of {summary['rows']} rows{names}. The numbers below are no result."
+    return [
+        Paragraph(
+            f"{summary['rows']} rows. Numeric contract: {numeric_text(manifest['numeric'])}. "
+            f"Environment: {environment}."
+        ),
+        Paragraph(
+            f"Checkpoint weights {f'SHA-256 {weights}' if weights else 'sharded, their digests in the manifest'}; "
+            f"tasks {f'SHA-256 {tasks}' if tasks else 'not read'}."
+        ),
+        Verdict("Every gate passed on every row.") if summary["passed"] else Alert(bad),
+    ]
+
+
+def numeric_text(contracts: list[dict[str, Any]]) -> str:
+    """Returns the numeric contracts of a run one by one; where there are many, the values that each part takes."""
+    form = "{} on {}, attention {}, linear {}, {} threads"
+    if len(contracts) <= 3:
+        return "; ".join(form.format(*(one[key] for key in NUMERIC)) for one in contracts)
+    values = (", ".join(dict.fromkeys(str(one[key]) for one in contracts)) for key in NUMERIC)
+    return f"{len(contracts)} of them, {form.format(*values)}; one by one in the manifest"
+
+
+def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Block] = ()) -> list[Block]:
+    """Returns everything that the summaries of finished `runs` say, with the cautions that apply.
+
+    drawings: stand after the paper's tables.
+    """
+    reasons = [(run.name, run.summary.get("no_result")) for run in runs]
+    blocks: list[Block] = [Alert(f"{name}: {why}", "The endpoints are no result") for name, why in reasons if why]
+    short = [(run.name, shortfall(run.summary["panel"])) for run in runs if "panel" in run.summary]
+    blocks += [Alert(f"{name}: {text}", "Note") for name, text in short if text]
+    for run in runs:
+        blocks += _interpretation(run)
+    blocks += further_tables(runs, lambda key: key in LEADING)
+    blocks += pair_tables([pair for run in runs for pair in pairs(run)])
+    for left, right, block in matched_matrices(runs):
+        found = [["rows in both", str(block["rows"])], ["one integer prefix", rate(block["prefix_identity"])]]
+        blocks.append(table(f"Boundary prefixes of {left.name} and {right.name}", ["prefixes", "rows"], found))
+        blocks.append(Paragraph(block["reading"]))
+    blocks += [crossing_table(run) for run in runs if (run.summary.get("cross_precision") or {}).get("rows")]
+    blocks += [*cautions([run.summary for run in runs]), *drawings]
+    beyond = {"causes": causes_blocks, "carrier": carrier_blocks}.get(experiment)
+    for run in runs:
+        blocks += beyond(run) if beyond else []
+    return blocks + further_tables(runs, lambda key: key not in LEADING)
+
+
+def _interpretation(run: Run) -> Iterator[Block]:
+    if run.summary.get("own_checkpoint"):
+        text = "the checkpoint is the one that reached these prefixes, so this run replicates on no other checkpoint"
+        yield Alert(f"{run.name}: {text}.", "Note")
+    if run.summary.get("interpretation"):
+        yield Verdict(f"Frozen interpretation of {run.name}: {run.summary['interpretation']}.")
+    elif "interpretation" in run.summary:
+        yield Alert(f"{run.name}: a gate failed, so that no interpretation is given")
+
+
+def cautions(summaries: Sequence[dict[str, Any]]) -> list[Block]:
+    """Returns the paper's cautions that apply to any of the summaries, each once."""
+    found: dict[str, None] = {}
+    for summary in summaries:
+        if _holds(summary, "mcnemar_p"):
+            found[MCNEMAR] = None
+        novel = (summary.get("endpoints") or {}).get("exact_control_novel_trajectory")
+        if novel:
+            bound = "no bound at all"
+            if novel["rate"] is not None:
+                bound = f"{100 * novel['wilson_95'][1]:.1f} % as its upper bound"
+            found[
+                f"{novel['count']} of {novel['n']} exact rows left the shared trajectory after a transplant. So small "
+                f"a control stratum has {bound}: it does not establish a low artifact rate."
+            ] = None
+        if "panel" in summary:
+            found[PANEL] = None
+    return [Alert(text, "Note") for text in found]
+
+
+def _holds(value: Any, key: str) -> bool:
+    return isinstance(value, dict) and (key in value or any(_holds(inner, key) for inner in value.values()))
+
+
+def gate_table(runs: Sequence[Run]) -> Table:
+    """Returns rows passed by gate; a gate with a failed row says so in its cell."""
+    columns = [
+        (
+            head(run),
+            {
+                words(name): f"{one['passed']}/{one['of']}" + ("" if one["passed"] == one["of"] else " FAILED")
+                for name, one in run.summary.get("gates", {}).items()
+            },
+        )
+        for run in runs
+    ]
+    return column_table("Integrity gates, rows passed", "gate", columns)
+
+
+def pair_tables(compared: Sequence[Pair]) -> list[Block]:
+    """Returns one table per pair of arms, one column per run and precision."""
+    made: list[Block] = []
+    for arms in dict.fromkeys(pair.arms for pair in compared):
+        columns = [(head(pair.run, pair.dtype), pair_rows(pair.summary)) for pair in compared if pair.arms == arms]
+        caption = f"{words(arms[1])} against {words(arms[0])}".capitalize()
+        made.append(column_table(caption, "endpoint", columns, "not scored"))
+    return made
+
+
+def pair_rows(summary: dict[str, Any]) -> dict[str, str]:
+    """Returns the endpoints of one comparison by name; answers and accuracy if its arms are scored."""
+    n, accuracy = summary["compared_rows"], summary.get("accuracy")
+    rows = {
+        "suffix disagreement": rate(summary["suffix_disagreement"]),
+        "merge disagreement": rate(summary["merge_disagreement"]),
+        "answer disagreement, token for token": rate(summary["answer_tokens_disagreement"]),
+    }
+    if accuracy is not None:
+        left, right = summary["comparison"].split(":")
+        rows["answer disagreement, as stated"] = rate(summary["answer_disagreement"])
+        rows["correctness disagreement"] = rate(summary["correctness_disagreement"])
+        rows |= {f"correct, {arm}": f"{accuracy[arm]['correct']}/{accuracy[arm]['n']}" for arm in (left, right)}
+        rows[f"accuracy, {right} - {left}"] = change(accuracy)
+        only = f"{accuracy['left_only']} / {accuracy['right_only']}; {accuracy['mcnemar_p']:.3g}"
+        rows[f"only {left} / only {right} correct; McNemar p"] = only
+    rows["first divergence, tokens after the boundary"] = describe(summary["first_divergence"]) or ""
+    rows["diverge at the first suffix token"] = f"{summary['first_token_divergence_rows']}/{n}"
+    for name in ("cache", "logits"):
+        drift = summary[name]
+        rows[f"boundary {name} bit-exact"] = f"{drift['exact_rows']}/{n}"
+        rows[f"boundary {name} relative L2, median"] = number(drift["relative_l2_median"])
+        rows[f"boundary {name} largest difference, median"] = number(drift["max_abs_median"])
+    return rows | {"boundary argmax equal": f"{summary['argmax_equal_rows']}/{n}"}
+
+
+def crossing_table(run: Run) -> Table:
+    """Returns what the change of precision does to each disagreement, paired by row."""
+    block = run.summary["cross_precision"]
+    left, right = block["left"], block["right"]
+    rows: list[Sequence[Cell]] = []
+    for key, one in block.items():
+        if isinstance(one, dict) and f"{left}_count" in one:
+            counts = [f"{one[f'{side}_count']}/{one['n']}" for side in (left, right)]
+            only = f"{one[f'{left}_only']} / {one[f'{right}_only']}"
+            rows.append([words(key), *counts, only, change(one), f"{one['mcnemar_p']:.3g}"])
+        elif isinstance(one, dict):
+            text = change(one) if "difference_points" in one else describe(one) or ""
+            rows.append([words(key), "", "", "", text, ""])
+    header = [head(run), left, right, f"only {left} / only {right}", f"{right} minus {left}", "McNemar p"]
+    return table(f"{right} against {left} on the same prefixes", header, rows)
+
+
+def further_tables(runs: Sequence[Run], wanted: Callable[[str], bool]) -> list[Block]:
+    """Returns the summaries' other keys that are `wanted`: one table per container, one for all single values."""
+    rest = [
+        (run, {key: run.summary[key] for key in run.summary if key not in _shown(run) and wanted(key)}) for run in runs
+    ]
+    keys = list(dict.fromkeys(key for _, values in rest for key in values))
+    single = [key for key in keys if all(describe(values.get(key)) is not None for _, values in rest)]
+    made: list[Block] = []
+    for key in (key for key in keys if key not in single):
+        found = [(run, values[key]) for run, values in rest if key in values]
+        made += [records_table(f"{words(key)}, {run.name}", value) for run, value in found if _is_records(value)]
+        columns = [(head(run), dict(entries(value))) for run, value in found if not _is_records(value)]
+        made += [column_table(words(key)[:1].upper() + words(key)[1:], "value", columns)] if columns else []
+    if single:
+        values = [(head(run), {words(k): describe(held[k]) or "" for k in single if k in held}) for run, held in rest]
+        made.append(column_table("Values", "value", values))
+    return made
+
+
+def _shown(run: Run) -> set[str]:
+    """The keys of a run's summary that have their place elsewhere."""
+    return HEAD | SHOWN.get(run.experiment, set()) | (PAIR if "compared_rows" in run.summary else set())
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def records_table(caption: str, records: Sequence[Any]) -> Table:
+    """Returns a list of objects: one row per object, one column per key."""
+    keys = list(dict.fromkeys(key for record in records for key in record))
+
+    def cell(value: Any) -> str:
+        text = describe(value)
+        return text if text is not None else "; ".join(f"{label} {shown}" for label, shown in entries(value))
+
+    return table(caption, list(map(words, keys)), [[cell(record.get(key, "")) for key in keys] for record in records])
+
+
+def causes_blocks(run: Run) -> list[Block]:
+    """Returns cells, verdicts, chunk curve, queries alone, oracle distances and margins of a causes run."""
+    summary, name = run.summary, run.name
+    blocks: list[Block] = [Alert(f"{cell}: {why}.", "Left out") for cell, why in summary.get("left_out", {}).items()]
+    header = ["cell", "cache exact", "first difference", "relative L2, median", "suffix", "answer", "correctness"]
+    found = [[key, *_cell(cell)] for key, cell in summary["cells"].items()]
+    blocks.append(table(f"Incremental against prefill in every cell, {name}", header, found))
+    if summary["verdicts"]:
+        blocks.append(_verdicts(run))
+    if summary["chunks"]:
+        blocks.append(chunks_figure(f"{run.anchor}-chunks", summary["chunks"]))
+    alone = [
+        (dtype, {key: f"{one['differing']}/{one['rows']}" for key, one in found.items()})
+        for dtype, found in summary.get("alone", {}).items()
+    ]
+    caption = f"Queries with other bits alone than in one call, random inputs, {name}"
+    blocks.append(column_table(caption, "attention", alone))
+    header = ["cell", "incremental, cache L2", "prefill, cache L2", "incremental nearer", "prefill nearer", "equal"]
+    arms = ("incremental", "prefill")
+    found = [
+        [
+            key,
+            *(number(one["median"][arm]["cache_relative_l2"]) for arm in arms),
+            *(str(one["nearer"][side]) for side in (*arms, "equal")),
+        ]
+        for key, one in summary["oracle"].items()
+        if one["rows"]
+    ]
+    blocks.append(table(f"Distance of the boundary to FP64, medians and rows, {name}", header, found))
+    header = [
+        "cell",
+        "diverging rows",
+        *(f"margin within {k} ULP" for k in ULPS),
+        "rank correlation",
+        "ties, all steps",
+    ]
+    found = [
+        [
+            key,
+            str(one["diverging_rows"]),
+            *(number(value) for value in (*(one["within_ulps"][str(k)] for k in ULPS), one["spearman"])),
+            number(one["tied_steps"]),
+        ]
+        for key, one in summary["margins"].items()
+    ]
+    return [*blocks, table(f"Margins at the first divergence, shares, {name}", header, found)]
+
+
+def _cell(cell: dict[str, Any]) -> list[str]:
+    """One cell of the crossing."""
+    if not cell["compared_rows"]:
+        return ["no rows", *[""] * 5]
+    endpoints = (f"{key}_disagreement" for key in ("suffix", "answer", "correctness"))
+    return [
+        f"{cell['cache']['exact_rows']}/{cell['compared_rows']}",
+        scalar(cell["first_difference"]["most_common"]),
+        number(cell["cache"]["relative_l2_median"]),
+        *(rate(cell[key]) if key in cell else "not scored" for key in endpoints),
+    ]
+
+
+def _verdicts(run: Run) -> Table:
+    """The frozen rule's verdict per dtype and endpoint."""
+    factors = ("attention", "linear")
+    header = ["dtype, endpoint", "rows differing, default", "rows differing, both invariant"]
+    header += [f"{factor}: {what}" for factor in factors for what in ("sufficient", "necessary", "differs alone")]
+    rows = []
+    for dtype, endpoints in run.summary["verdicts"].items():
+        for endpoint, found in endpoints.items():
+            line = [f"{dtype}, {endpoint}", str(found["default_differs"]), str(found["invariant_differs"])]
+            for one in (found[factor] for factor in factors):
+                line += [scalar(one["sufficient"]), scalar(one["necessary"]), f"{len(one['differs_alone'])} rows"]
+            rows.append(line)
+    return table(f"Which default kernel is sufficient, which necessary, {run.name}", header, rows)
+
+
+def chunks_figure(name: str, chunks: dict[str, dict[str, Any]]) -> Figure:
+    """Returns the drift of prefill in calls of c tokens against incremental, one line per cell."""
+    sizes = list(dict.fromkeys(size for curve in chunks.values() for size in curve))
+    columns = [
+        (cell, {
+            words(size): f"{number(one['relative_l2_median'])} ({one['exact_rows']}/{one['rows']} exact)"
+            for size, one in curve.items()
+        })
+        for cell, curve in chunks.items()
+    ]  # fmt: skip
+    series = [
+        (cell, [(k, curve[size]["relative_l2_median"]) for k, size in enumerate(sizes) if size in curve])
+        for cell, curve in chunks.items()
+    ]
+    return lines(
+        name,
+        "Prefill in chunks against incremental: relative L2 of the boundary cache, median; one token per call is the "
+        "incremental construction, and an invariant kernel stays exact.",
+        column_table("Relative L2 by chunk size", "tokens per call", columns),
+        series,
+        ("tokens in one call of prefill", "relative L2, median"),
+        "exact",
+        list(map(words, sizes)),
+    )
+
+
+def carrier_blocks(run: Run) -> list[Block]:
+    """Returns the maps of both directions, every site with its intervals, and the smallest ranges."""
+    sites, smallest = run.summary["sites"], run.summary["smallest"]
+    directions = list(next(iter(sites.values()), {}))
+    columns = [(way, side) for way in directions for side in SIDES]
+    rows = [[words(site), *(rate(found[way][side]) for way, side in columns)] for site, found in sites.items()]
+    ends = [
+        [f"{end} k layers", words(way), ", ".join(map(scalar, found))]
+        for end, by_direction in smallest.items()
+        for way, found in by_direction.items()
+    ]
+    return [
+        *(carrier_figure(f"{run.anchor}-{k}", way, sites) for k, way in enumerate(directions)),
+        table(
+            f"Whose suffix follows a partial transplant, {run.name}",
+            ["site", *(f"{words(way)}: {side}" for way, side in columns)],
+            rows,
+        ),
+        table("Fewest layers that give the donor's suffix", ["range", "direction", "k, one per row"], ends),
+    ]
+
+
+def carrier_figure(name: str, direction: str, sites: dict[str, Any]) -> Figure:
+    """Returns the share of rows that follow the donor, by layer and by what of it was transplanted."""
+    depth = sum(site.startswith("layer_") and site.count("_") == 1 for site in sites)
+    found = {
+        label: [sites.get(site.format(i), {}).get(direction, {}).get("donor") for i in range(depth)]
+        for label, site in MAP.items()
+    }
+    grid = [
+        (label, [
+            ([str(one["count"])] if depth <= 14 else [], 0.06 + 0.6 * one["rate"], "first")
+            if one and one["rate"] is not None else None for one in line
+        ])
+        for label, line in found.items()
+    ]  # fmt: skip
+    layers = list(map(str, range(depth)))
+    rows = [[label, *(rate(one) if one else "" for one in line)] for label, line in found.items()]
+    return cells(
+        name,
+        f"{words(direction)}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more.",
+        table(f"Rows that follow the donor, {words(direction)}", ["part", *layers], rows),
+        grid,
+        layers,
+        ("i", ""),
+    )
