@@ -1,4 +1,4 @@
-"""Small tools that tests of several rooms share."""
+"""Small tools that tests of several packages share."""
 
 import json
 from collections.abc import Iterator
@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minimodel.bits import bits
 from minimodel.errors import InputError
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]  # narrow, narrow, wide, wide
 
 
 @contextmanager
@@ -38,3 +41,10 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 def random_tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def edit_tensors(path: Path, **changes: Any) -> dict[str, Tensor]:
+    """Sets tensors of a safetensors file; a value of `...` removes the tensor. Returns what the file then holds."""
+    tensors = {name: tensor for name, tensor in {**load_file(path), **changes}.items() if tensor is not ...}
+    save_file(tensors, path, metadata={"format": "pt"})
+    return tensors

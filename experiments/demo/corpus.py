@@ -1,17 +1,17 @@
-"""Training rows: token ids, raw roles and loss weights of all six blocks, in batches given by (seed, step) alone."""
-
-from __future__ import annotations
+"""The demo's texts as tokens: contract, tokenizer, training rows in batches given by (seed, step), held-out tasks."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 
 from decode.contract import CLOSE, OPEN
+from decode.text import TextCodec
 from experiments.demo import wordings as w
-from experiments.demo.contract import fill_template
 from experiments.demo.problems import (
     BRANCHES,
     MOST_EVENTS,
@@ -24,6 +24,11 @@ from experiments.demo.problems import (
     merge_pieces,
 )
 
+CAPS = {"branch": 128, "merge": 128, "answer": 16}  # the rest of the contract are the defaults
+TEMPLATE = "Problem: {question}\nChoices:\n{choices}"
+ORDINARY_TOKENS = 1400
+# GPT-2's split into words, numbers and punctuation, with the label of a choice ("A." at a line's start) as one word
+WORDS = r"(?<=\n)[A-D]\.(?= )|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SLIP_SHARE = 0.35  # rows in which at least one branch carries a planted slip, so that merge meets real disagreement
 LENGTH_MULTIPLE = 32  # the CPU library prepares a kernel for every new shape
 POOL_BATCHES = 16  # batches sorted by length together
@@ -33,27 +38,63 @@ VERBS = frozenset(w.GAIN_VERBS + w.LOSS_VERBS)
 VERDICTS = frozenset(w.OTHER + w.SAME)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One training row: ids [T], raw roles [T], and weights [T] of each token as a *target*."""
+class Row(NamedTuple):
+    """One training row, or one block of it."""
 
-    ids: tuple[int, ...]
-    roles: tuple[int, ...]
-    weights: tuple[float, ...]
+    ids: tuple[int, ...]  # tokens
+    roles: tuple[int, ...]  # raw role of each
+    weights: tuple[float, ...]  # of each as a *target*
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Right-padded rows: ids and roles int64 [B,T], weights float32 [B,T], valid bool [B,T]."""
+class Batch(NamedTuple):
+    """Right-padded rows, each [B, T]."""
 
-    ids: torch.Tensor
-    roles: torch.Tensor
-    weights: torch.Tensor
-    valid: torch.Tensor
+    ids: Tensor  # int64
+    roles: Tensor  # int64
+    weights: Tensor  # float32
+    valid: Tensor  # bool
+
+
+def block_pieces(rng: random.Random, problem: Problem, slips: Iterable[bool]) -> list[list[Piece]]:
+    """Draws the texts of all six blocks. slips: whether each branch carries a slip, drawn when it is reached."""
+    prompt = TextCodec(Tokenizer(models.BPE()), TEMPLATE).prompt(problem.question, problem.choices)
+    blocks, results = [[Piece(prompt)]], []
+    for branch, slip in zip(BRANCHES, slips):
+        pieces, result = branch_pieces(rng, problem, branch, slip)
+        blocks.append(pieces)
+        results.append(result)
+    pieces, letter = merge_pieces(rng, problem, results)
+    return [*blocks, pieces, answer_pieces(rng, letter)]
+
+
+def sample_texts(seed: int, count: int) -> Iterator[str]:
+    """Yields texts of `count` training problems, and lists of numbers so that every number becomes one token."""
+    yield from [" ".join(["", *map(str, range(w.LARGEST + 1))])] * 200
+    rng = random.Random(f"tokenizer {seed}")
+    for _ in range(count):
+        *blocks, merge, answer = block_pieces(rng, draw_problem(rng), (rng.random() < 0.4 for _ in BRANCHES))
+        yield from ("".join(piece.text for piece in pieces) for pieces in (*blocks, merge + answer))
+
+
+def train_tokenizer(seed: int, count: int = 3000) -> Tokenizer:
+    """Returns a byte-level BPE of at most `ORDINARY_TOKENS` ordinary tokens, then the delimiters in block order."""
+    tokenizer = Tokenizer(models.BPE())
+    words = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=ORDINARY_TOKENS, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    tokenizer.train_from_iterator(sample_texts(seed, count), trainer)
+    names = chain.from_iterable(zip(OPEN, CLOSE, strict=True))
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return tokenizer
 
 
 def target_weight(word: str, before: str, role: int, numbers: int) -> float:
-    """The loss weight of one target, from its text, the token before, its role, and the count of numbers before it.
+    """Returns the loss weight of one target, from its text, the token before, its role, and the numbers before it.
 
     What a small model learns late weighs most: copying, the event that comes next out of order, the results that merge
     quotes, whether a choice fits.
@@ -75,17 +116,13 @@ def target_weight(word: str, before: str, role: int, numbers: int) -> float:
 
 
 def encode_block(tokenizer: Tokenizer, pieces: Sequence[Piece], role: int) -> Row:
-    """One block with its delimiters. The opening one, forced in decoding, weighs nothing; so do planted slips."""
+    """Encodes one block with its delimiters. The opening one, forced in decoding, weighs 0; so do planted slips."""
     encoding = tokenizer.encode("".join(piece.text for piece in pieces), add_special_tokens=False)
-    planted, at = [], 0
-    for piece in pieces:
-        planted += [(at, at + len(piece.text))] if piece.planted else []
-        at += len(piece.text)
+    planted = [piece.planted for piece in pieces for _ in piece.text]  # per character
     weights, numbers, before = [0.0], 0, ""
     for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
         word = tokenizer.decode([token])
-        hidden = any(start < last and end > first for first, last in planted)
-        weights.append(0.0 if hidden else target_weight(word, before, role, numbers))
+        weights.append(0.0 if any(planted[start:end]) else target_weight(word, before, role, numbers))
         numbers, before = numbers + word.strip().isdigit(), word
     opening, closing = (tokenizer.encode(name, add_special_tokens=False).ids for name in (OPEN[role], CLOSE[role]))
     ids = (*opening, *encoding.ids, *closing)
@@ -93,40 +130,28 @@ def encode_block(tokenizer: Tokenizer, pieces: Sequence[Piece], role: int) -> Ro
 
 
 def training_row(rng: random.Random, tokenizer: Tokenizer, problem: Problem) -> Row:
-    """All six blocks of one problem; in about a third of the rows one to three branches slip."""
-    slips: set[int] = set()
+    """Draws and encodes all six blocks of a problem; in about a third of the rows one to three branches slip."""
+    slips: list[int] = []
     if rng.random() < SLIP_SHARE:
-        slips = set(rng.sample(range(3), rng.choices((1, 2, 3), (60, 25, 15))[0]))
-    blocks, results = [[Piece(fill_template(problem.question, problem.choices))]], []
-    for index, branch in enumerate(BRANCHES):
-        pieces, result = branch_pieces(rng, problem, branch, slip=index in slips)
-        blocks.append(pieces)
-        results.append(result)
-    pieces, letter = merge_pieces(rng, problem, (results[0], results[1], results[2]))
-    blocks += [pieces, answer_pieces(rng, letter)]
-    rows = [encode_block(tokenizer, block, role) for role, block in enumerate(blocks)]
-    return Row(
-        tuple(token for row in rows for token in row.ids),
-        tuple(role for row in rows for role in row.roles),
-        tuple(weight for row in rows for weight in row.weights),
-    )
+        slips = rng.sample(range(3), rng.choices((1, 2, 3), (60, 25, 15))[0])
+    blocks = block_pieces(rng, problem, [index in slips for index in range(3)])
+    rows = [encode_block(tokenizer, pieces, role) for role, pieces in enumerate(blocks)]
+    return Row(*(tuple(chain.from_iterable(parts)) for parts in zip(*rows)))
 
 
 def curriculum(progress: float) -> tuple[int, int]:
-    """The most events and fillers at `progress` in [0, 1]: 3 and 1 at first, one more of each every 8 % of the run."""
+    """Returns the most events and fillers at `progress` in [0, 1]: 3 and 1, one more of each every 8 % of the run."""
     grown = int(progress / 0.08)
     return min(MOST_EVENTS, 3 + grown), min(MOST_FILLERS, 1 + grown)
 
 
 def training_pool(seed: int, pool: int, batch_size: int, progress: float, tokenizer: Tokenizer) -> list[list[Row]]:
-    """The `pool`-th group of `POOL_BATCHES` batches: rows sorted by length, cut into batches, the batches shuffled."""
+    """Returns the `pool`-th group of `POOL_BATCHES` batches: rows sorted by length, cut, the batches shuffled."""
     rng = random.Random(f"corpus {seed} {pool}")
-    rows = []
-    for _ in range(batch_size * POOL_BATCHES):
-        problem = draw_problem(rng, *curriculum(progress))
-        rows.append(training_row(rng, tokenizer, problem))
+    limits, count = curriculum(progress), batch_size * POOL_BATCHES
+    rows = [training_row(rng, tokenizer, draw_problem(rng, *limits)) for _ in range(count)]
     rows.sort(key=lambda row: len(row.ids))
-    batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    batches = [rows[start : start + batch_size] for start in range(0, count, batch_size)]
     rng.shuffle(batches)
     return batches
 
@@ -134,24 +159,21 @@ def training_pool(seed: int, pool: int, batch_size: int, progress: float, tokeni
 def collate(rows: Sequence[Row]) -> Batch:
     """Right-pads rows to the longest, rounded up so that shapes repeat; padding has role and weight 0, valid False."""
     length = -(-max(len(row.ids) for row in rows) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-    pad = [length - len(row.ids) for row in rows]
-    return Batch(
-        torch.tensor([row.ids + (0,) * extra for row, extra in zip(rows, pad, strict=True)]),
-        torch.tensor([row.roles + (0,) * extra for row, extra in zip(rows, pad, strict=True)]),
-        torch.tensor([row.weights + (0.0,) * extra for row, extra in zip(rows, pad, strict=True)]),
-        torch.tensor([[True] * len(row.ids) + [False] * extra for row, extra in zip(rows, pad, strict=True)]),
-    )
+
+    def padded(values: Iterable[tuple[Any, ...]], fill: float) -> Tensor:
+        return torch.tensor([one + (fill,) * (length - len(one)) for one in values])
+
+    ids, roles, weights = zip(*rows)
+    return Batch(padded(ids, 0), padded(roles, 0), padded(weights, 0.0), padded([(True,) * len(i) for i in ids], False))
 
 
 def held_out_tasks(seed: int, count: int) -> list[dict[str, object]]:
-    """`count` tasks from the held-out sixteenth of problems, no two with the same arithmetic, in the order drawn."""
-    rng = random.Random(f"tasks {seed}")
-    tasks: list[dict[str, object]] = []
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    while len(tasks) < count:
+    """Draws `count` tasks from the held-out sixteenth of problems, no two with the same arithmetic."""
+    rng, found = random.Random(f"tasks {seed}"), dict[tuple[int, tuple[int, ...]], Problem]()
+    while len(found) < count:
         problem = draw_problem(rng, holdout=True)
-        if (problem.start, problem.amounts) not in seen:
-            seen.add((problem.start, problem.amounts))
-            row = {"id": f"demo-{len(tasks):03d}", "question": problem.question, "choices": list(problem.choices)}
-            tasks.append({**row, "answer": problem.answer})
-    return tasks
+        found.setdefault((problem.start, problem.amounts), problem)
+    return [
+        {"id": f"demo-{i:03d}", "question": one.question, "choices": list(one.choices), "answer": one.answer}
+        for i, one in enumerate(found.values())
+    ]

@@ -1,7 +1,5 @@
 """The demo's model: configuration, seeded initial weights, the training loss, the files of a checkpoint directory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from decode.contract import contract_document
-from experiments.demo.contract import CAPS, TEMPLATE
-from experiments.demo.corpus import Batch
+from experiments.demo.corpus import CAPS, TEMPLATE, Batch
+from experiments.run.ledger import write_whole
 from minimodel.checkpoint import expected_shapes
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
@@ -61,47 +59,40 @@ def initial_weights(config: ModelConfig, seed: int) -> dict[str, Tensor]:
     """Returns FP32 weights: norms one, biases zero, embeddings of deviation 0.02, matrices of fan_in ** -0.5.
 
     Matrices that write into the residual stream start at 0.3 of that. Role rows 0-7 start at zero and stay there: no
-    token reads them, so they get no gradient, and AdamW decays nothing. Two kinds of head that a small model learns
-    late are set at the start: see `previous_token_head` and `same_token_head`.
+    token reads them, so they get no gradient, and AdamW decays nothing.
     """
     generator = torch.Generator().manual_seed(seed)
     shapes = {**expected_shapes(config), ROLE_EMBEDDING: (ROLE_ROWS, config.hidden_size)}
     del shapes["lm_head.weight"]  # tied to the embedding
     weights = {}
     for name, shape in shapes.items():
-        if "norm" in name:
-            weights[name] = torch.ones(shape)
-        elif name.endswith(".bias"):
-            weights[name] = torch.zeros(shape)
-        else:
-            scale = 0.3 * shape[-1] ** -0.5 if "o_proj" in name or "down_proj" in name else shape[-1] ** -0.5
-            scale = 0.02 if "embed" in name else scale
-            weights[name] = torch.randn(shape, generator=generator) * scale
+        if "norm" in name or name.endswith(".bias"):
+            weights[name] = torch.ones(shape) if "norm" in name else torch.zeros(shape)
+            continue
+        scale = 0.3 * shape[-1] ** -0.5 if "o_proj" in name or "down_proj" in name else shape[-1] ** -0.5
+        weights[name] = torch.randn(shape, generator=generator) * (0.02 if "embed" in name else scale)
     weights[ROLE_EMBEDDING][:8] = 0.0
-    previous_token_head(weights, config)
-    for layer in range(config.num_hidden_layers):
-        same_token_head(weights, config, layer)
+    set_early_heads(weights, config)
     return weights
 
 
-def previous_token_head(weights: dict[str, Tensor], config: ModelConfig) -> None:
-    """Sets the first query head of layer 0 to attend to the previous token, for any tokens.
+def set_early_heads(weights: dict[str, Tensor], config: ModelConfig) -> None:
+    """Sets two kinds of head that a small model learns late.
 
-    The biases alone give the score s * sum of cos(w (i - j - 1)) over the RoPE frequencies w, largest at j = i - 1.
+    The first query head of layer 0 attends to the previous token, whatever the tokens: its biases alone give the score
+    s * sum of cos(w (i - j - 1)) over the RoPE frequencies w, largest at j = i - 1. In each layer the first query head
+    of the last K/V head attends to equal tokens: its query and key weights are equal.
     """
-    half = config.head_dim // 2
+    size, half = config.head_dim, config.head_dim // 2
     frequency = ROPE_THETA ** (-torch.arange(half) / half)
-    query, key = (weights[f"model.layers.0.self_attn.{name}_proj.bias"][: config.head_dim] for name in "qk")
+    query, key = (weights[f"model.layers.0.self_attn.{name}_proj.bias"][:size] for name in "qk")
     key[:half] = PREVIOUS_TOKEN_BIAS
     query[:half], query[half:] = PREVIOUS_TOKEN_BIAS * frequency.cos(), -PREVIOUS_TOKEN_BIAS * frequency.sin()
-
-
-def same_token_head(weights: dict[str, Tensor], config: ModelConfig, layer: int) -> None:
-    """Sets the first query head of the last K/V head to attend to equal tokens: query and key weights are equal."""
-    query, key = (weights[f"model.layers.{layer}.self_attn.{name}_proj.weight"] for name in "qk")
-    groups = config.num_attention_heads // config.num_key_value_heads
-    first = (config.num_key_value_heads - 1) * config.head_dim
-    query[first * groups : first * groups + config.head_dim] = key[first : first + config.head_dim]
+    first = (config.num_key_value_heads - 1) * size
+    start = first * config.num_attention_heads // config.num_key_value_heads
+    for layer in range(config.num_hidden_layers):
+        query, key = (weights[f"model.layers.{layer}.self_attn.{name}_proj.weight"] for name in "qk")
+        query[start : start + size] = key[first : first + size]
 
 
 def loss_sum(decoder: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -128,15 +119,11 @@ def write_checkpoint(
     Each file is written aside and then renamed, so a reader that has mapped the older file keeps its bytes.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    aside = directory / "partial"
     stored = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
     role_table = stored.pop(ROLE_EMBEDDING)
-    metadata = {"format": "pt"}
     for name, tensors in (("model", stored), ("role_embedding", {"weight": role_table})):
-        save_file(tensors, aside, metadata=metadata)
-        aside.replace(directory / f"{name}.safetensors")
-    tokenizer.save(str(aside))
-    aside.replace(directory / "tokenizer.json")
-    for name, content in (("config.json", dict(config)), ("contract.json", contract_document(CAPS, TEMPLATE))):
-        aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        aside.replace(directory / name)
+        save_file(tensors, directory / "partial", metadata={"format": "pt"})
+        (directory / "partial").replace(directory / f"{name}.safetensors")
+    write_whole(directory / "tokenizer.json", tokenizer.to_str(pretty=True))
+    for name, content in (("config", dict(config)), ("contract", contract_document(CAPS, TEMPLATE))):
+        write_whole(directory / f"{name}.json", json.dumps(content, indent=2) + "\n")

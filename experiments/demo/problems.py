@@ -6,13 +6,12 @@ differ) and walks the choices to the one that fits; the answer is its letter. Ev
 `random.Random` that the caller passes; nothing here knows tokens.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from experiments.demo import wordings as w
 
@@ -23,25 +22,23 @@ SLIPS = (-10, -3, -2, -1, 1, 2, 3, 10)
 BRANCHES = ("told", "gains", "losses")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of text; `planted` marks a number that is deliberately wrong and must not be learnt."""
+class Piece(NamedTuple):
+    """A stretch of text."""
 
     text: str
-    planted: bool = False
+    planted: bool = False  # a number that is deliberately wrong and must not be learnt
 
 
-@dataclass(frozen=True)
-class Event:
-    """A verb of gaining or losing, and the signed amount."""
+class Event(NamedTuple):
+    """A gain or a loss."""
 
     verb: str
-    amount: int
+    amount: int  # signed
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: the arithmetic (`start`, `events`), the words, and the four choices with the right letter."""
+    """One problem."""
 
     name: str
     item: str
@@ -49,7 +46,7 @@ class Problem:
     events: tuple[Event, ...]
     question: str
     choices: tuple[str, ...]
-    answer: str
+    answer: str  # the right choice's letter
 
     @property
     def amounts(self) -> tuple[int, ...]:
@@ -61,52 +58,45 @@ class Problem:
 
 
 def ordered(amounts: Sequence[int], branch: str) -> tuple[int, ...]:
-    """The indices of the events in the order in which `branch` ("told", "gains", "losses") works through them."""
-    told = range(len(amounts))
-    gains = [index for index in told if amounts[index] > 0]
-    losses = [index for index in told if amounts[index] < 0]
-    return tuple({"told": list(told), "gains": gains + losses, "losses": losses + gains}[branch])
+    """Returns the indices of the events in the order in which `branch`, a name of `BRANCHES`, works through them."""
+    turn = {"told": 0, "gains": -1, "losses": 1}[branch]  # a stable sort: within gains and losses the order is as told
+    return tuple(sorted(range(len(amounts)), key=lambda index: turn * (amounts[index] > 0)))
 
 
 def totals(start: int, amounts: Sequence[int]) -> list[int]:
-    """The running totals after each amount."""
+    """Returns the running total after each amount."""
     return list(accumulate(amounts, initial=start))[1:]
 
 
 def held_out(start: int, amounts: Sequence[int]) -> bool:
-    """Whether this arithmetic is in the held-out sixteenth: a hash decides, so training and tasks share no problem."""
+    """Whether this arithmetic is in the held-out sixteenth. A hash decides, so training and tasks share no problem."""
     digest = hashlib.sha256(repr((start, tuple(amounts))).encode("ascii")).digest()
     return digest[0] % HELD_OUT_BUCKETS == 0
 
 
 def draw_arithmetic(rng: random.Random, count: int) -> tuple[int, tuple[int, ...]]:
-    """A start of 6-40 and `count` amounts of distinct size 2-9, at least one gain and one loss.
+    """Draws a start of 6-40 and `count` amounts of distinct size 2-9, at least one gain and one loss.
 
     Every partial total is 1-60 in all three orders.
     """
     while True:
         start = rng.randint(6, 40)
         amounts = tuple(size * rng.choice((1, -1)) for size in rng.sample(range(2, 10), count))
-        if not any(amount > 0 for amount in amounts) or not any(amount < 0 for amount in amounts):
-            continue
-        running = []
-        for branch in BRANCHES:
-            running += totals(start, [amounts[index] for index in ordered(amounts, branch)])
-        if min(running) >= SMALLEST_TOTAL and max(running) <= LARGEST_TOTAL:
+        orders = [[amounts[index] for index in ordered(amounts, branch)] for branch in BRANCHES]
+        running = [total for order in orders for total in totals(start, order)]
+        if min(amounts) < 0 < max(amounts) and SMALLEST_TOTAL <= min(running) <= max(running) <= LARGEST_TOTAL:
             return start, amounts
 
 
 def draw_choices(rng: random.Random, result: int, amounts: Sequence[int]) -> list[int]:
-    """Four different numbers in random order: the result, a forgotten event, a reversed event and a small slip."""
+    """Draws four different numbers: the result, a forgotten event, a reversed event and a small slip."""
     chosen = [result]
-    forgotten = [result - amount for amount in amounts]
-    turned = [result - 2 * amount for amount in amounts]
-    slipped = [result + slip for slip in SLIPS]
-    for candidates in (forgotten, turned, slipped):
-        fresh = [number for number in candidates if 0 <= number <= w.LARGEST and number not in chosen]
-        while not fresh:  # every one was taken or out of range: another small slip
-            number = result + rng.randint(-12, 12)
-            fresh = [number] if 0 <= number <= w.LARGEST and number not in chosen else []
+    for offsets in ([-amount for amount in amounts], [-2 * amount for amount in amounts], SLIPS):
+        fresh: list[int] = []
+        while not fresh:
+            fresh = [n for n in (result + o for o in offsets) if 0 <= n <= w.LARGEST and n not in chosen]
+            if not fresh:  # every one was taken or out of range: another small slip
+                offsets = [rng.randint(-12, 12)]
         chosen.append(rng.choice(fresh))
     rng.shuffle(chosen)
     return chosen
@@ -115,34 +105,35 @@ def draw_choices(rng: random.Random, result: int, amounts: Sequence[int]) -> lis
 def draw_problem(
     rng: random.Random, most_events: int = MOST_EVENTS, most_fillers: int = MOST_FILLERS, holdout: bool = False
 ) -> Problem:
-    """One problem of the training side (`holdout`: of the held-out side) with at most so many events and fillers."""
-    start, amounts = draw_arithmetic(rng, rng.randint(FEWEST_EVENTS, most_events))
-    while held_out(start, amounts) != holdout:
+    """Draws a problem of the training side, or of the held-out side, with at most so many events and fillers."""
+    while True:
         start, amounts = draw_arithmetic(rng, rng.randint(FEWEST_EVENTS, most_events))
+        if held_out(start, amounts) == holdout:
+            break
     name, item, result = rng.choice(w.NAMES), rng.choice(w.OBJECTS), start + sum(amounts)
     numbers = draw_choices(rng, result, amounts)
     gain_verbs, loss_verbs = (iter(rng.sample(verbs, MOST_EVENTS)) for verbs in (w.GAIN_VERBS, w.LOSS_VERBS))
     events = tuple(Event(next(gain_verbs if amount > 0 else loss_verbs), amount) for amount in amounts)
-    pronoun = "she" if name in w.SHE_NAMES else "he"
-    words = {"N": name, "o": item, "P": pronoun.title(), "h": "her" if pronoun == "she" else "his", "s": start}
+    pronoun, possessive = ("She", "her") if name in w.SHE_NAMES else ("He", "his")
+    words = {"N": name, "o": item, "P": pronoun, "h": possessive, "s": start}
     question = draw_question(rng, events, words, rng.randint(0, most_fillers))
     choices = tuple(f"{number} {item}" for number in numbers)
     return Problem(name, item, start, events, question, choices, w.LETTERS[numbers.index(result)])
 
 
 def draw_question(rng: random.Random, events: Sequence[Event], words: Mapping[str, object], fillers: int) -> str:
-    """The story: the start, one sentence an event, filler sentences among them, and the question."""
-    sentences = []
-    for event in events:
-        opening = rng.choice(w.EVENT_OPENINGS).format(**words)
-        sentences.append(f"{opening} {event.verb} {abs(event.amount)} {rng.choice(w.TAILS)}.")
+    """Draws the story: the start, one sentence per event, filler sentences among them, and the question."""
+    sentences = [
+        f"{rng.choice(w.EVENT_OPENINGS).format(**words)} {verb} {abs(amount)} {rng.choice(w.TAILS)}."
+        for verb, amount in events
+    ]
     for filler in rng.sample(w.FILLERS, fillers):
         sentences.insert(rng.randint(0, len(sentences)), filler.format(**words))
     return " ".join([rng.choice(w.STARTS).format(**words), *sentences, rng.choice(w.QUESTIONS).format(**words)])
 
 
 def branch_pieces(rng: random.Random, problem: Problem, branch: str, slip: bool = False) -> tuple[list[Piece], int]:
-    """One branch's text and its result; with `slip` one total is off by 1-3 or 10 and the later steps follow it."""
+    """Draws a branch's text and its result; with `slip` one total is off by 1-3 or 10 and later steps follow it."""
     words = {"N": problem.name, "o": problem.item}
     events = [problem.events[index] for index in ordered(problem.amounts, branch)]
     slip_at = rng.randrange(len(events)) if slip else -1
@@ -164,14 +155,14 @@ def branch_pieces(rng: random.Random, problem: Problem, branch: str, slip: bool 
     return pieces, total
 
 
-def kept_result(results: tuple[int, int, int]) -> int:
-    """The majority of three results; where all differ, the first."""
+def kept_result(results: Sequence[int]) -> int:
+    """Returns the majority of three results; where all differ, the first."""
     first, second, third = results
     return second if second == third else first
 
 
-def merge_pieces(rng: random.Random, problem: Problem, results: tuple[int, int, int]) -> tuple[list[Piece], str]:
-    """Merge's text for three branch results, and the letter it arrives at: the nearest choice where none fits.
+def merge_pieces(rng: random.Random, problem: Problem, results: Sequence[int]) -> tuple[list[Piece], str]:
+    """Draws merge's text for three branch results, and the letter it arrives at: the nearest choice where none fits.
 
     The first word is always the same; the many wordings start with the second, so that the first greedy choice after
     the boundary is never a near tie. "18 fits" is said of the kept result first and then of the choice that equals it.
@@ -197,5 +188,5 @@ def merge_pieces(rng: random.Random, problem: Problem, results: tuple[int, int, 
 
 
 def answer_pieces(rng: random.Random, letter: str) -> list[Piece]:
-    """The answer block's text."""
+    """Draws the answer block's text."""
     return [Piece(rng.choice(w.ANSWERS).format(s=letter))]

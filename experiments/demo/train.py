@@ -5,29 +5,34 @@ alone, so a run that is interrupted and started again continues as it would have
 moments of this run, at 90 % and at its end.
 """
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 from torch.nn import Parameter
 
-from experiments.demo.corpus import POOL_BATCHES, Batch, collate, held_out_tasks, training_pool
+from experiments.demo.corpus import POOL_BATCHES, Batch, collate, held_out_tasks, train_tokenizer, training_pool
 from experiments.demo.model import config_json, initial_weights, loss_sum, write_checkpoint
-from experiments.demo.optimizer import PRIMARY_AT, Optimizer, load_state, rate, save_state
-from experiments.demo.tokenizer import train_tokenizer
 from experiments.run.exits import DONE, run_command
+from experiments.run.ledger import write_whole
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
+from minimodel.errors import refuse
 from minimodel.numerics import NumericContract
 
 TASKS = 200
 LOG_EVERY = 20
+MATRIX_RATE, OTHER_RATE = 0.02, 3e-3
+WARMUP, DECAY_FROM = 0.01, 0.4  # shares of the run
+PRIMARY_AT = 0.9  # share of the run after which the primary checkpoint is taken; the later one is the end
 
 
 @dataclass(frozen=True)
@@ -39,47 +44,104 @@ class Plan:
     batch_size: int
 
     def record(self) -> dict[str, str]:
-        """As kept in the training state."""
+        """Returns what the training state keeps of it."""
         return {name: str(value) for name, value in asdict(self).items()}
 
 
+def rate(progress: float) -> float:
+    """Returns the learning rate's factor at `progress` in [0, 1].
+
+    A short warm-up, constant to 40 % of the run, linear to 4 % at the primary checkpoint, 4 % from there to the end.
+    """
+    if progress < WARMUP:
+        return progress / WARMUP
+    return min(1.0, max(0.04, 1.0 - 0.96 * (progress - DECAY_FROM) / (PRIMARY_AT - DECAY_FROM)))
+
+
+class Optimizer:
+    """Muon for the layers' projections and AdamW for embeddings, norms and biases, all FP32."""
+
+    def __init__(self, parameters: Mapping[str, Parameter]) -> None:
+        matrices = {name for name in parameters if name.startswith("model.layers.") and name.endswith("proj.weight")}
+        muon = [parameter for name, parameter in parameters.items() if name in matrices]
+        self.others = [parameter for name, parameter in parameters.items() if name not in matrices]
+        self.muon = torch.optim.Muon(muon, lr=MATRIX_RATE, momentum=0.95, weight_decay=0.01)
+        self.adamw = torch.optim.AdamW(self.others, lr=OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0)
+
+    def step(self, factor: float) -> None:
+        """Updates at `factor` of the full rates. AdamW's gradients are clipped to norm 1; Muon is scale-free."""
+        torch.nn.utils.clip_grad_norm_(self.others, 1.0)
+        for optimizer, full in ((self.muon, MATRIX_RATE), (self.adamw, OTHER_RATE)):
+            for group in optimizer.param_groups:
+                group["lr"] = full * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+def save_state(
+    path: Path, step: int, plan: Mapping[str, str], parameters: Mapping[str, Parameter], optimizer: Optimizer
+) -> None:
+    """Writes parameters and both optimizers' moments after `step` steps as one safetensors file, replaced whole."""
+    tensors = {f"parameter.{name}": parameter.detach().contiguous() for name, parameter in parameters.items()}
+    for kind in ("muon", "adamw"):
+        for index, moments in getattr(optimizer, kind).state_dict()["state"].items():
+            tensors |= {f"{kind}.{index}.{key}": value.contiguous() for key, value in moments.items()}
+    partial = path.with_suffix(".partial")
+    save_file(tensors, partial, metadata={**plan, "step": str(step)})
+    partial.replace(path)
+
+
+def load_state(path: Path, plan: Mapping[str, str], parameters: Mapping[str, Parameter], optimizer: Optimizer) -> int:
+    """Fills parameters and moments in place and returns the steps done. InputError for another plan's state."""
+    moments: dict[str, dict[int, dict[str, Tensor]]] = {"muon": {}, "adamw": {}}
+    with safe_open(path, framework="pt") as file:
+        metadata = dict(file.metadata() or {})
+        for key, expected in plan.items():
+            if metadata.get(key) != expected:
+                raise refuse(f"{path}: {key}", f"{expected}, as asked", metadata.get(key))
+        for name in list(file.keys()):
+            kind, rest = name.split(".", 1)
+            if kind == "parameter":
+                parameters[rest].data.copy_(file.get_tensor(name))
+            else:
+                index, key = rest.split(".", 1)
+                moments[kind].setdefault(int(index), {})[key] = file.get_tensor(name)
+    for kind, state in moments.items():
+        part = getattr(optimizer, kind)
+        part.load_state_dict({**part.state_dict(), "state": state})
+    return int(metadata["step"])
+
+
 def batches(plan: Plan, first: int, last: int, tokenizer: Tokenizer) -> Iterator[Batch]:
-    """The batches of steps `first` to `last` - 1 of the plan, counted from zero."""
+    """Yields the batches of steps `first` to `last` - 1 of the plan, counted from zero."""
     for pool in range(first // POOL_BATCHES, -(-last // POOL_BATCHES)):
-        rows = training_pool(plan.seed, pool, plan.batch_size, pool * POOL_BATCHES / plan.steps, tokenizer)
-        for index, chosen in enumerate(rows):
-            if first <= pool * POOL_BATCHES + index < last:
-                yield collate(chosen)
+        start = pool * POOL_BATCHES
+        rows = training_pool(plan.seed, pool, plan.batch_size, start / plan.steps, tokenizer)
+        yield from map(collate, rows[max(0, first - start) : last - start])
 
 
 def prepare(out: Path, seed: int) -> Tokenizer:
-    """The run's tokenizer and tasks, made on the first start and read again on later ones."""
-    tokenizer_file, tasks_file = out / "tokenizer.json", out / "tasks.jsonl"
-    if not tokenizer_file.exists():
+    """Returns the run's tokenizer, made with its tasks on the first start and read again on later ones."""
+    path = out / "tokenizer.json"
+    if not path.exists():
         out.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(task) + "\n" for task in held_out_tasks(seed, TASKS)]
-        tasks_file.write_text("".join(lines), encoding="utf-8")
-        train_tokenizer(seed).save(str(tokenizer_file))
-    return Tokenizer.from_file(str(tokenizer_file))
-
-
-def log(out: Path, line: dict[str, object]) -> None:
-    """One line to standard error and to `train.jsonl`; tokens and seconds count from this start."""
-    click.echo(json.dumps(line), err=True)
-    with (out / "train.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        write_whole(out / "tasks.jsonl", "".join(json.dumps(task) + "\n" for task in held_out_tasks(seed, TASKS)))
+        write_whole(path, train_tokenizer(seed).to_str(pretty=True))
+    return Tokenizer.from_file(str(path))
 
 
 def train(out: Path, plan: Plan, threads: int, save_every: int, stop: int | None = None) -> None:
-    """Runs the plan from where `out` stands to its end, or to step `stop`. A state of another plan is refused."""
+    """Runs the plan from where `out` stands to its end, or to step `stop`. A state of another plan is refused.
+
+    Logs to standard error and to `train.jsonl`; tokens and seconds count from this start.
+    """
     numeric = NumericContract(dtype="fp32", device="cpu", attention="eager", threads=threads)
     numeric.apply()
     tokenizer = prepare(out, plan.seed)
     config = config_json(tokenizer.get_vocab_size())
     shape = ModelConfig.from_dict(config)
     parameters = {name: Parameter(tensor) for name, tensor in initial_weights(shape, plan.seed).items()}
-    optimizer = Optimizer(parameters)
-    decoder = Decoder(shape, parameters, numeric)
+    optimizer, decoder = Optimizer(parameters), Decoder(shape, parameters, numeric)
     state_file, last = out / "state.safetensors", min(plan.steps, stop or plan.steps)
     done = load_state(state_file, plan.record(), parameters, optimizer) if state_file.exists() else 0
     started, tokens, losses = time.perf_counter(), 0, []
@@ -90,8 +152,11 @@ def train(out: Path, plan: Plan, threads: int, save_every: int, stop: int | None
         tokens += int(batch.valid.sum())
         losses.append(float(total.detach() / weight))
         if step % LOG_EVERY == 0 or step == last:
-            seconds, loss = time.perf_counter() - started, sum(losses) / len(losses)
-            log(out, {"step": step, "loss": round(loss, 4), "tokens": tokens, "seconds": round(seconds, 1)})
+            seconds, loss = round(time.perf_counter() - started, 1), round(sum(losses) / len(losses), 4)
+            line = json.dumps({"step": step, "loss": loss, "tokens": tokens, "seconds": seconds})
+            click.echo(line, err=True)
+            with (out / "train.jsonl").open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
             losses = []
         if step == round(PRIMARY_AT * plan.steps):
             write_checkpoint(out / "primary", config, parameters, tokenizer)

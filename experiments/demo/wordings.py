@@ -5,8 +5,6 @@ choices are as sensitive to rounding as those of a model of real text. Placehold
 possessive, `{o}` object, `{s}` the number or letter.
 """
 
-from __future__ import annotations
-
 SHE_NAMES = ("Maya", "Nora", "Lena", "Ines", "Ruth", "Tara", "Olga", "Vera", "Anna", "Zoe")
 HE_NAMES = ("Omar", "Felix", "Hugo", "Ivan", "Paul", "Seth", "Tom", "Leo", "Karl", "Ben")
 NAMES = SHE_NAMES + HE_NAMES

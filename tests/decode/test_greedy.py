@@ -53,6 +53,7 @@ def test_the_padded_vocabulary_is_never_chosen():
 
 
 def test_a_model_whose_padded_rows_are_the_best_never_says_them(tmp_path):
+    """The same report (case 14)."""
     directory = write_checkpoint(tmp_path / "padded")
     tensors = load_file(directory / "model.safetensors")
     padded = range(269, 287)  # pairs of opposite rows in nine directions: no hidden state is orthogonal to all of them

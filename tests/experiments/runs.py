@@ -103,6 +103,15 @@ def altered(run: Path, target: Path, change: Callable[[list[dict[str, Any]]], No
     return target
 
 
+def change_at(place: Any, path: str, change: Callable[[Any], Any]) -> None:
+    """Replaces the value at a path such as `layers.1.key` by what `change` makes of it."""
+    *outer, last = path.split(".")
+    for step in outer:
+        place = place[int(step) if isinstance(place, list) else step]
+    key = int(last) if isinstance(place, list) else last
+    place[key] = change(place[key])
+
+
 def interrupt(patch: pytest.MonkeyPatch, module: str, name: str, after: int) -> None:
     """Lets a module's function work `after` times and then be interrupted, as by Ctrl-C."""
     target = importlib.import_module(module)

@@ -16,11 +16,10 @@ BF16 = ("--dtype", "bf16")
 
 
 @pytest.fixture(scope="module")
-def finished(study, tmp_path_factory):
-    out = tmp_path_factory.mktemp("bridge") / "run"
-    done = run(study, "bridge", out, *BF16)
-    assert f"live and incremental equal: cache {ROWS}/{ROWS}" in done.stdout
-    assert f"Fewer rows than the design wants: {ROWS} of 12 rows (the source has {ROWS})." in done.stdout
+def finished(every_run):
+    out, printed = every_run["bridge"], every_run.printed["bridge"]
+    assert f"live and incremental equal: cache {ROWS}/{ROWS}" in printed
+    assert f"Fewer rows than the design wants: {ROWS} of 12 rows (the source has {ROWS})." in printed
     return out
 
 

@@ -14,7 +14,7 @@ from minimodel.machine import machine_record
 from minimodel.selfcheck import copies_fault
 from tests.experiments.runs import call, one_line
 from tests.helpers import refused
-from tests.minimodel.test_equal_copies import altered
+from tests.minimodel.test_selfcheck import altered
 
 DTYPES = ("bf16", "fp32")
 

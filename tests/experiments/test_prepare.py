@@ -48,6 +48,7 @@ def right(row: dict[str, Any]) -> str:
 
 
 def test_a_csv_with_a_mark_and_quoted_line_breaks(tmp_path: Path) -> None:
+    """Case 26."""
     result = run(write_csv(tmp_path / "q.csv"), "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     rows = frozen(tmp_path / "out")
@@ -63,6 +64,7 @@ def test_a_csv_with_a_mark_and_quoted_line_breaks(tmp_path: Path) -> None:
 
 
 def test_no_other_row_and_no_order_moves_a_letter(tmp_path: Path) -> None:
+    """Case 26."""
     run(write_csv(tmp_path / "a.csv"), "--out", tmp_path / "a")
     fewer = [[row[0], row[1], row[2], row[5], row[3], row[4]] for row in (ROWS[3], ROWS[1])]
     run(write_csv(tmp_path / "b.csv", [["new", "Q?", "x", "y", "z", "w"], *fewer], bom=False), "--out", tmp_path / "b")

@@ -23,10 +23,9 @@ LATER = {"tasks": False, "checkpoint": "later"}
 
 
 @pytest.fixture(scope="module")
-def finished(study, tmp_path_factory):
-    out = tmp_path_factory.mktemp("replication") / "run"
-    done = run(study, "replication", out, *BF16, **LATER)
-    assert "interpretation: " in done.stdout and f"{ROWS} of 48 rows" in done.stdout
+def finished(every_run):
+    out, printed = every_run["replication"], every_run.printed["replication"]
+    assert "interpretation: " in printed and f"{ROWS} of 48 rows" in printed
     return out
 
 

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from cache.digest import cache_sha256
 from cache.kv import KVCache
 from decode.greedy import alone
 from decode.record import causal_sha256
@@ -13,7 +12,7 @@ from experiments.run.control import Control, chat_steps, selected_logprob
 from experiments.stock_control import LIMIT
 from minimodel import load_model
 from tests.conftest import numeric
-from tests.experiments.runs import call, inputs, one_line, open_finished, run
+from tests.experiments.runs import ROWS, call, inputs, one_line, open_finished, run
 
 BF16 = ("--dtype", "bf16")
 STOP = (256, 270)
@@ -29,6 +28,10 @@ def test_a_run_holds_what_the_release_has_a_column_for(every_run):
     assert manifest["experiment"] == summary["experiment"] == "stock_control" and "visibility" not in manifest
     assert manifest["stock"]["cap"] == LIMIT == 512 and manifest["stock"]["eos_ids"] == [270, 256]
     assert "<|im_start|>user\n{question}" in manifest["stock"]["template"]
+    # the limit cuts the panel, and not the tasks that it is chosen from
+    assert manifest["panel"]["available"] == {"rows": ROWS} and len(rows) == 2
+    lengths = {entry["row"]: entry["length"] for entry in manifest["panel"]["rows"]}
+    assert [row["row"] for row in rows] == list(lengths) == sorted(lengths, key=lengths.__getitem__)
     for row in rows:
         assert list(row["gates"]) == Control.gates() and row["passed"]
         assert row["comparisons"]["pair:pair_replica"]["logprobs"]["exact"]
@@ -40,7 +43,7 @@ def test_a_run_holds_what_the_release_has_a_column_for(every_run):
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_generation_is_the_decoders_greedy_continuation(model, copies):
-    """Written out again over a cache of its own: the prompt in one call, then each token alone, all ids eligible."""
+    """Against a loop of its definition: the prompt in one call, then each token alone, all ids eligible."""
     model.numeric.apply()
     prompt, limit = [269, 10, 11, 12, 270, 269, 13], 9
     found = alone(chat_steps(model, prompt, copies, (), limit))
@@ -55,7 +58,6 @@ def test_a_generation_is_the_decoders_greedy_continuation(model, copies):
             fed = tokens[-1:]
     assert (found.tokens, found.logprobs) == (tuple(tokens), tuple(logprobs)) and found.chosen_by_logits
     assert found.functional_sha256 == causal_sha256([*prompt, *tokens[:-1]]) and found.synchronised
-    assert cache_sha256(cache) and len(cache) == len(prompt) + limit - 1
 
 
 def test_a_stop_token_ends_a_generation_and_is_its_last_token(model):
@@ -70,16 +72,15 @@ def test_a_template_file_is_taken_as_it_is(study, tmp_path):
     (tmp_path / "chat.txt").write_text("<|im_start|>{question}|{choices}<|im_end|>\n")
     more = ("--limit", 1, "--template", tmp_path / "chat.txt", "--eos", "<|endoftext|>")
     run(study, "stock_control", tmp_path / "run", *BF16, *more, checkpoint="stock")
-    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
-    assert manifest["stock"]["template"].endswith("<|im_end|>\n") and manifest["stock"]["eos_ids"] == [256]
+    stock = json.loads((tmp_path / "run/manifest.json").read_text())["stock"]
+    assert stock["template"].endswith("<|im_end|>\n") and stock["eos_ids"] == [256]
 
 
 def test_an_adapted_checkpoint_and_a_long_prompt_are_refused(study, tmp_path):
-    adapted = call("stock_control", *BF16, *inputs(study), "--out", tmp_path / "run", cwd=tmp_path)
-    line = one_line(adapted)
+    line = one_line(call("stock_control", *BF16, *inputs(study), cwd=tmp_path))
     assert "expected a stock checkpoint" in line and "experiments.batch_control" in line
     task = {"id": "long", "question": "x" * 600, "choices": ["a", "b"], "answer": "A"}
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
-    given = ["--checkpoint", study / "stock", "--tasks", tmp_path / "tasks.jsonl", "--threads", 1]
-    line = one_line(call("stock_control", *BF16, *given, "--out", tmp_path / "run", cwd=tmp_path))
-    assert "'long'" in line and "context 1024" in line and not (tmp_path / "run").exists()
+    (tmp_path / "long.jsonl").write_text(json.dumps(task) + "\n")
+    given = inputs(study, "--tasks", tmp_path / "long.jsonl", tasks=False, checkpoint="stock")
+    line = one_line(call("stock_control", *BF16, *given, cwd=tmp_path))
+    assert "'long'" in line and "context 1024" in line and not (tmp_path / "runs").exists()

@@ -18,10 +18,9 @@ BF16 = ("--dtype", "bf16")
 
 
 @pytest.fixture(scope="module")
-def finished(study, tmp_path_factory):
-    out = tmp_path_factory.mktemp("transplant") / "run"
-    done = run(study, "transplant", out, *BF16, tasks=False)
-    assert "both transplants recover the donor" in done.stdout and "Fewer rows than the design wants" in done.stdout
+def finished(every_run):
+    out, printed = every_run["transplant"], every_run.printed["transplant"]
+    assert "both transplants recover the donor" in printed and "Fewer rows than the design wants" in printed
     return out
 
 

@@ -115,7 +115,7 @@ def test_a_directory_that_may_not_be_written_is_named(small, undisturbed, tmp_pa
 
 
 def test_torn_lines_of_both_ledgers_are_dropped_and_redone(small, undisturbed, tmp_path):
-    """A tail cut in the middle, and one of zero bytes, as a file system may leave after a loss of power."""
+    """A tail cut in the middle, and one of zero bytes, as a file system may leave after a loss of power. Case 24."""
     out = tmp_path / "run"
     ended = small.run(out, before=lambda: stop_after_rows(2))
     assert ended.code == 130
@@ -162,6 +162,7 @@ def test_a_flipped_byte_in_an_old_line_is_named_and_refused(small, undisturbed, 
 
 
 def test_a_second_process_is_refused_while_the_first_lives_and_not_after_its_death(small, undisturbed, tmp_path):
+    """Case 25."""
     out = tmp_path / "run"
 
     def wait_in_second_row():

@@ -102,6 +102,7 @@ def test_rows_decoded_in_another_order_are_the_same_rows(small, undisturbed):
 
 
 def test_another_thread_count_is_refused_on_resume(small, undisturbed, tmp_path):
+    """Case 2."""
     out = tmp_path / "run"
     assert small.run(out, before=lambda: stop_after_rows(2)).code == 130
     before = (out / "rows.jsonl").read_bytes()

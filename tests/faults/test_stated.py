@@ -2,43 +2,12 @@
 
 import json
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stats.answers.score import extract_answer
-from stats.intervals import mcnemar_exact
 from tests.faults.conftest import CAPS, SMALL, Small
 from tests.helpers import random_tensor
 from tests.tiny import write_checkpoint
-
-
-@pytest.mark.parametrize(
-    ("text", "choices", "answer"),
-    [
-        ("Answer: (B)", 4, "B"),  # 18: MMLU-Pro 7, simple-evals 33
-        ("The answer is **C**.", 4, "C"),
-        ("Answer might well be C.\nAnswer: C", 4, "C"),
-        ("A clean split is not possible here.", 4, None),
-        ("I checked it twice.", 4, None),
-        (r"\boxed{6,400}", 0, "6400"),  # 19: opencompass 2647, lm-evaluation-harness 2552
-        (r"\boxed{$7{,}250}", 0, "7250"),
-        ("$12,345.50.", 0, "12345.5"),
-        (r"\[ \boxed{17} \]", 0, "17"),
-        ("1,23", 0, None),
-        (r"\boxed{A} and \boxed{B}", 4, "B"),  # 20: open-instruct 1764
-        (r"\boxed{3} then \boxed{4} then \boxed{5", 0, "4"),
-        (r"\boxed{\text{C}}", 4, "C"),
-        (r"\boxed{\frac{1}{2", 0, None),
-    ],
-)
-def test_the_stated_answers(text, choices, answer):
-    assert extract_answer(text, choices) == answer
-
-
-def test_mcnemar_of_the_stated_pairs():
-    """evaluate 795 (case 21)."""
-    assert [mcnemar_exact(*pair) for pair in ((0, 0), (0, 6), (3, 8))] == [1.0, 0.03125, 0.2265625]
 
 
 def test_the_warning_about_a_head_beside_a_tied_flag_is_in_the_manifest(small, tmp_path):

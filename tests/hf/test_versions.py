@@ -30,6 +30,7 @@ def layer(number: float) -> SimpleNamespace:
 
 
 def test_both_cache_interfaces_are_read():
+    """Case 16."""
     layered = SimpleNamespace(layers=[layer(1.0), layer(2.0)])
     listed = SimpleNamespace(
         key_cache=[held.keys for held in layered.layers], value_cache=[held.values for held in layered.layers]
@@ -43,6 +44,7 @@ def test_both_cache_interfaces_are_read():
 
 @pytest.mark.parametrize("cache", [SimpleNamespace(), SimpleNamespace(layers=[SimpleNamespace(kv=1)])])
 def test_another_cache_interface_is_refused_with_the_version(cache):
+    """Case 16."""
     with pytest.raises(InputError, match=f"transformers {versions.INSTALLED}: SimpleNamespace: expected .* neither"):
         versions.keys_and_values(cache)
 

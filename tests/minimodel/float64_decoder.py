@@ -1,24 +1,21 @@
-"""Qwen2.5 written out in float64, token by token and head by head: what the decoder is held against."""
-
-from pathlib import Path
+"""Qwen2.5 written out in float64, token by token and head by head: what the decoder is compared with."""
 
 import numpy as np
 from safetensors.torch import load_file
 
 from minimodel.roles import VISIBILITY
-from tests.minimodel.forward import HEAD_DIM, HEADS, KV_HEADS, LAYERS, TOKENS
 from tests.tiny import CONFIG
 
+TOKENS = [5, 9, 200, 31, 31, 7, 260, 12, 99, 268]
+ROLES = [0, 0, 0, 1, 1, 2, 3, 4, 4, 5]  # all six
+LAYERS, HEADS, KV_HEADS, HEAD_DIM = 3, 4, 2, 32
 
-def numpy_weights(directory: Path) -> dict[str, np.ndarray]:
-    return {name: tensor.double().numpy() for name, tensor in load_file(directory / "model.safetensors").items()}
 
-
-def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def norm(x, weight):
     return weight * x / np.sqrt((x * x).mean(-1, keepdims=True) + CONFIG["rms_norm_eps"])
 
 
-def rotate(x: np.ndarray, position: int) -> np.ndarray:
+def rotate(x, position):
     """One head vector: pairs (i, i + D/2) turn by position / theta^(2i/D)."""
     half = HEAD_DIM // 2
     angle = position / CONFIG["rope_theta"] ** (np.arange(half) * 2 / HEAD_DIM)
@@ -28,7 +25,7 @@ def rotate(x: np.ndarray, position: int) -> np.ndarray:
     )
 
 
-def attention(h: np.ndarray, w: dict[str, np.ndarray], at: str, roles: list[int] | None) -> tuple[np.ndarray, ...]:
+def attention(h, w, at, roles):
     """One attention block, token by token and head by head; also the keys [H_kv, T, D] and values."""
     project = {n: h @ w[f"{at}{n}_proj.weight"].T + w[f"{at}{n}_proj.bias"] for n in "qkv"}
     length = len(h)
@@ -48,9 +45,10 @@ def attention(h: np.ndarray, w: dict[str, np.ndarray], at: str, roles: list[int]
     return out @ w[f"{at}o_proj.weight"].T, k, v
 
 
-def reference(directory: Path, roles: list[int] | None) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, ...]]]:
+def reference(directory, roles):
     """Final hidden states [T, E], logits [T, V] and the (keys, values) of every layer, all float64."""
-    w, held = numpy_weights(directory), []
+    w = {name: tensor.double().numpy() for name, tensor in load_file(directory / "model.safetensors").items()}
+    held = []
     h = w["model.embed_tokens.weight"][TOKENS]
     if roles is not None:
         table = load_file(directory / "role_embedding.safetensors")["weight"].double().numpy()

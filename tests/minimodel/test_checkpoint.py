@@ -1,24 +1,22 @@
-"""A checkpoint directory: what must be there, what may not, and what its digests name."""
+"""A checkpoint directory: what must be there, what may not, its shards, and what its digests name."""
 
 import hashlib
-from pathlib import Path
-from typing import Any
+import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
+from minimodel import checkpoint
 from minimodel.checkpoint import expected_shapes, file_digests, open_checkpoint
 from minimodel.config import ModelConfig
-from tests.helpers import edit_json, random_tensor, refused
+from minimodel.load import decoder_from
+from tests.conftest import numeric
+from tests.helpers import edit_json, edit_tensors, random_tensor, refused
 from tests.tiny import CONFIG, split_into_shards, write_checkpoint
 
-
-def rewrite(directory: Path, change: dict[str, Tensor | None], file: str = "model.safetensors") -> None:
-    """Replaces, adds or (None) removes tensors of a weights file."""
-    tensors: dict[str, Any] = {**load_file(directory / file), **change}
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, directory / file)
+INDEX = "model.safetensors.index.json"
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
 def test_an_adapted_and_a_stock_directory(directory, tmp_path):
@@ -31,34 +29,38 @@ def test_an_adapted_and_a_stock_directory(directory, tmp_path):
 
 
 def test_no_directory_is_refused(tmp_path):
-    with refused("expected a checkpoint directory", "nothing"):
-        open_checkpoint(tmp_path / "none")
     (tmp_path / "file").touch()
-    with refused("expected a checkpoint directory", "a file"):
-        open_checkpoint(tmp_path / "file")
-    with refused("config.json", "nothing"):
-        open_checkpoint(tmp_path)
+    for path, parts in (
+        ("none", ("expected a checkpoint directory", "nothing")),
+        ("file", ("expected a checkpoint directory", "a file")),
+        ("", ("config.json", "nothing")),
+    ):
+        with refused(*parts):
+            open_checkpoint(tmp_path / path)
 
 
-def test_a_missing_a_strange_and_a_misshapen_tensor_are_refused_by_name(directory):
-    name = "model.layers.1.self_attn.k_proj.bias"
-    whole = (directory / "model.safetensors").read_bytes()
-    rewrite(directory, {name: None})
-    with refused(str(directory), name, "[64]", "none"):
-        open_checkpoint(directory)
-    (directory / "model.safetensors").write_bytes(whole)
-    rewrite(directory, {name: torch.zeros(65)})
-    with refused("model.safetensors", name, "[64]", "[65]"):
-        open_checkpoint(directory)
-    (directory / "model.safetensors").write_bytes(whole)
-    rewrite(directory, {"model.layers.1.self_attn.q_norm.weight": torch.zeros(32)})
-    with refused("model.safetensors", "q_norm"):
+BIAS, Q_NORM = "model.layers.1.self_attn.k_proj.bias", "model.layers.1.self_attn.q_norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "parts"),
+    [
+        (BIAS, ..., (BIAS, "[64]", "none")),
+        (BIAS, torch.zeros(65), ("model.safetensors", BIAS, "[64]", "[65]")),
+        (Q_NORM, torch.zeros(32), ("model.safetensors", "q_norm")),
+        ("lm_head.weight", ..., ("lm_head.weight", "[288, 128]", "none")),
+    ],
+)
+def test_a_missing_a_strange_and_a_misshapen_tensor_are_refused_by_name(directory, name, tensor, parts):
+    """Among them the head of an untied checkpoint: vllm-project/vllm 51665 (case 10)."""
+    edit_tensors(directory / "model.safetensors", **{name: tensor})
+    with refused(str(directory), *parts):
         open_checkpoint(directory)
 
 
 def test_a_saved_inverse_frequency_buffer_is_left_out_with_a_warning(directory):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    rewrite(directory, {name: torch.zeros(16)})
+    edit_tensors(directory / "model.safetensors", **{name: torch.zeros(16)})
     opened = open_checkpoint(directory)
     assert name not in opened.tensors and any(name in warning for warning in opened.warnings)
 
@@ -66,29 +68,19 @@ def test_a_saved_inverse_frequency_buffer_is_left_out_with_a_warning(directory):
 def test_tied_with_another_head_in_the_file_keeps_it_with_a_warning(tmp_path):
     """vllm-project/vllm 51665 (case 10)."""
     directory = write_checkpoint(tmp_path / "tied", config={"tie_word_embeddings": True}, stock=True)
-    assert open_checkpoint(directory).warnings == ()
-    assert "lm_head.weight" not in open_checkpoint(directory).tensors
-    rewrite(directory, {"lm_head.weight": random_tensor(288, 128, dtype=torch.bfloat16)})
+    opened = open_checkpoint(directory)
+    assert opened.warnings == () and "lm_head.weight" not in opened.tensors
+    head = random_tensor(288, 128, dtype=torch.bfloat16)
+    edit_tensors(directory / "model.safetensors", **{"lm_head.weight": head})
     opened = open_checkpoint(directory)
     assert "lm_head.weight" in opened.tensors
     assert any("lm_head.weight" in warning and "tie_word_embeddings" in warning for warning in opened.warnings)
 
 
-def test_untied_without_a_head_is_refused(directory):
-    """vllm-project/vllm 51665, the other half (case 10)."""
-    rewrite(directory, {"lm_head.weight": None})
-    with refused("lm_head.weight", "[288, 128]", "none"):
-        open_checkpoint(directory)
-
-
-def test_role_table_and_contract_come_together(directory):
-    contract = (directory / "contract.json").read_bytes()
-    (directory / "contract.json").unlink()
+@pytest.mark.parametrize("missing", ["contract.json", "role_embedding.safetensors"])
+def test_role_table_and_contract_come_together(directory, missing):
+    (directory / missing).unlink()
     with refused("role_embedding.safetensors", "contract.json", "only one"):
-        open_checkpoint(directory)
-    (directory / "contract.json").write_bytes(contract)
-    (directory / "role_embedding.safetensors").unlink()
-    with refused("only one"):
         open_checkpoint(directory)
 
 
@@ -125,16 +117,122 @@ def test_rows_needed_follow_the_contracts_offset(directory):
 
 def test_digests_name_every_file_that_decides_a_bit(directory):
     single = file_digests(directory)
-    assert list(single) == [
-        "config.json",
-        "contract.json",
-        "model.safetensors",
-        "role_embedding.safetensors",
-        "tokenizer.json",
-    ]
+    assert list(single) == sorted(path.name for path in directory.iterdir()) and len(single) == 5
     assert single["config.json"] == hashlib.sha256((directory / "config.json").read_bytes()).hexdigest()
     split_into_shards(directory, 2)
-    assert {"model-00001-of-00002.safetensors", "model.safetensors.index.json"} <= set(file_digests(directory))
+    assert {*SHARDS, INDEX} <= set(file_digests(directory))
     edit_json(directory / "contract.json", role_offset=7)
     changed = file_digests(directory)
     assert changed["contract.json"] != single["contract.json"] and changed["config.json"] == single["config.json"]
+
+
+@pytest.fixture
+def sharded(directory):
+    split_into_shards(directory, 2)
+    return directory
+
+
+@pytest.fixture
+def unopened(sharded, monkeypatch):
+    """A sharded checkpoint; a shard opened before the index has been checked is a failure."""
+    open_checkpoint(sharded)
+    (sharded.parent / "x.safetensors").write_bytes(b"x")
+    (sharded / "inner.safetensors").symlink_to(sharded.parent / "x.safetensors")
+    monkeypatch.setattr(checkpoint, "table_of_contents", None)
+    return sharded
+
+
+def weight_map(directory):
+    return json.loads((directory / INDEX).read_text())["weight_map"]
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../x.safetensors", "/tmp/x.safetensors", "sub/x.safetensors", "..", "", "x\0y", "n" * 300, "\ud800", 5, None, []],
+)
+def test_index_entries_that_are_no_plain_file_names_are_refused(unopened, file):
+    """huggingface/transformers 47176, sgl-project/sglang 32279 (case 11)."""
+    edit_json(unopened / INDEX, weight_map={**weight_map(unopened), "model.norm.weight": file})
+    with refused(str(unopened), "plain file name", repr(str(file)[:100])[1:-1]):
+        open_checkpoint(unopened)
+
+
+def test_an_index_entry_that_is_a_link_leading_outside_is_refused(unopened):
+    """The same reports (case 11)."""
+    edit_json(unopened / INDEX, weight_map={**weight_map(unopened), "model.norm.weight": "inner.safetensors"})
+    with refused("inner.safetensors", "link"):
+        open_checkpoint(unopened)
+
+
+def test_a_missing_shard_is_refused(unopened):
+    """The same reports (case 11)."""
+    (unopened / SHARDS[1]).unlink()
+    with refused(SHARDS[1], "no such file"):
+        open_checkpoint(unopened)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], "x", 3])
+def test_an_index_without_a_map_is_refused(unopened, weight_map):
+    edit_json(unopened / INDEX, weight_map=weight_map)
+    with refused(INDEX, "weight_map"):
+        open_checkpoint(unopened)
+
+
+def test_an_index_that_misplaces_or_forgets_a_tensor_is_refused(sharded):
+    right, name = weight_map(sharded), "model.norm.weight"
+    (other,) = {*SHARDS} - {right[name]}
+    for wrong, part in (
+        ({**right, name: other}, "none"),
+        ({key: file for key, file in right.items() if key != name}, "does not place"),
+    ):
+        edit_json(sharded / INDEX, weight_map=wrong)
+        with refused(name, part):
+            open_checkpoint(sharded)
+    edit_json(sharded / INDEX, weight_map=right)
+    open_checkpoint(sharded)
+
+
+def test_a_single_file_beside_an_index_is_read_where_the_index_names_it_alone(directory):
+    """Some exporters write an index even for one file."""
+    names = [name for name in open_checkpoint(directory).tensors if name != "role_embedding.weight"]
+    (directory / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
+    assert set(open_checkpoint(directory).tensors) == {*names, "role_embedding.weight"}
+    assert {"model.safetensors", INDEX} <= set(file_digests(directory))
+    edit_json(directory / INDEX, weight_map=dict.fromkeys(names[1:], "model.safetensors"))
+    with refused(names[0], "does not place"):
+        open_checkpoint(directory)
+    single = (directory / "model.safetensors").read_bytes()
+    split_into_shards(directory, 2)
+    (directory / "model.safetensors").write_bytes(single)
+    with refused("found both"):
+        open_checkpoint(directory)
+
+
+def load_and_digest(opened):
+    """The control: as long as nothing changes the weights load and the digests are the directory's."""
+    decoder_from(opened, numeric("bf16"))
+    assert file_digests(opened) == file_digests(opened.directory)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", SHARDS[1], "contract.json"])
+def test_a_file_that_changed_after_the_checkpoint_was_opened_is_refused(sharded, name):
+    """What a manifest records are the digests of what was read: nothing may change between the two."""
+    opened, data = open_checkpoint(sharded), (sharded / name).read_bytes()
+    load_and_digest(opened)
+    (sharded / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if name.endswith("safetensors") else data)
+    for step in (lambda: decoder_from(opened, numeric("bf16")), lambda: file_digests(opened)):
+        with refused(name, "changed since"):
+            step()
+    load_and_digest(open_checkpoint(sharded))
+
+
+def test_a_file_that_appears_or_goes_is_a_change_too(directory):
+    opened, tokenizer = open_checkpoint(directory), directory / "tokenizer.json"
+    data = tokenizer.read_bytes()
+    tokenizer.unlink()
+    with refused("tokenizer.json", "changed since"):
+        file_digests(opened)
+    without = open_checkpoint(directory)
+    tokenizer.write_bytes(data)
+    with refused("tokenizer.json", "changed since"):
+        file_digests(without)

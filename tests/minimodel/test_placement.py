@@ -55,19 +55,6 @@ def test_the_embedding_lies_with_the_first_layer_and_the_head_with_the_last():
     assert {name: place_of(name, places).index for name in wanted} == wanted
 
 
-@pytest.mark.parametrize(
-    ("device", "message"),
-    [
-        ("cpu,tpu", "device: expected cpu, cuda or cuda:N, found 'tpu'"),
-        ("cpu,", "device: expected cpu, cuda or cuda:N, found ''"),
-        ("cpu,meta", "device: expected cpu, cuda or cuda:N, found 'meta'"),
-    ],
-)
-def test_devices_are_refused_by_name(device, message):
-    with refused(message):
-        numeric("bf16", device=device)
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_two_places_on_one_device_give_the_bits_of_one(tiny_directory, contract, prompt, dtype):
     found = []
@@ -75,15 +62,11 @@ def test_two_places_on_one_device_give_the_bits_of_one(tiny_directory, contract,
         model = load_model(tiny_directory, numeric(dtype, device=device))
         live = build_live(model, prompt)
         prefill = build_prefill(model, live.state)
-        digests = [f(b) for b in (live, prefill) for f in (lambda b: cache_sha256(b.cache), logits_sha256)]
+        digests = [(cache_sha256(one.cache), tensor_sha256(one.logits)) for one in (live, prefill)]
         found.append((digests, greedy_suffix(model, prefill)))
         assert model.numeric.record()["device"] == device
     assert found[0] == found[1] == found[2]
-    assert found[0][0][0] != found[0][0][2], "the control: another construction has other bits"
-
-
-def logits_sha256(boundary: Boundary) -> str:
-    return tensor_sha256(boundary.logits)
+    assert found[0][0][0] != found[0][0][1], "the control: another construction has other bits"
 
 
 def test_a_boundary_file_names_its_devices_and_comes_back_to_them(tiny_directory, prompt, tmp_path):

@@ -1,95 +1,152 @@
-"""The start-up self-check, SiLU's two forms, and the invariant model end to end: caches equal however built."""
+"""The checks at load: equal copies keep equal bits, and invariant kernels are invariant, or the step is named."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from cache import build_incremental, build_live, build_prefill
-from minimodel import NumericContract, load_model, selfcheck
+from minimodel import load_model
 from minimodel.attention import ATTENTION_KERNELS
-from minimodel.bits import bits, same_bits
+from minimodel.bits import same_bits
 from minimodel.config import ModelConfig
+from minimodel.errors import CopiesDiffer, InputError
 from minimodel.layers import SILU_KERNELS, silu_in_steps
 from minimodel.linear import LINEAR_KERNELS
 from minimodel.packed import why_not_packed
-from minimodel.selfcheck import require_invariant
+from minimodel.selfcheck import copies_fault, require_invariant, require_usable
 from tests import THREADS
 from tests.conftest import numeric
 from tests.helpers import flip_bit, random_tensor, refused
 from tests.tiny import CONFIG, write_checkpoint
 
-DTYPES = ["bf16", "fp16", "fp32", "fp64"]
+TINY = ModelConfig.from_dict(CONFIG)
 
 
-def tiny_config() -> ModelConfig:
-    return ModelConfig.from_dict(CONFIG)
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Each test checks anew and leaves nothing found under altered kernels."""
+    for known in (copies_fault, require_invariant):
+        known.cache_clear()
+    yield
+    for known in (copies_fault, require_invariant):
+        known.cache_clear()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_invariant_kernels_pass(dtype):
-    require_invariant(numeric(dtype, kernels="invariant", threads=max(THREADS, 2)), tiny_config())
+def altered(name, when):
+    """An attention kernel that flips one bit of the second copy in the calls for which `when(query, keys)` holds."""
+    kernel = ATTENTION_KERNELS[name]
 
-
-def _check_with(monkeypatch: pytest.MonkeyPatch, contract: NumericContract) -> None:
-    contract.apply()
-    require_invariant.__wrapped__(contract, tiny_config())
-
-
-def test_another_attention_under_the_name_is_named(monkeypatch):
-    monkeypatch.setitem(ATTENTION_KERNELS, "blocked", ATTENTION_KERNELS["repeat_kv"])
-    with refused("self-check of attention kernel blocked", "self_attn.attention", "fp32", "copies"):
-        _check_with(monkeypatch, numeric("fp32", kernels="invariant"))
-
-
-def test_another_linear_under_the_name_is_named(monkeypatch):
-    monkeypatch.setitem(LINEAR_KERNELS, "tiled", LINEAR_KERNELS["plain"])
-    with refused("self-check of linear kernel tiled", "_proj", "fp32"):
-        _check_with(monkeypatch, numeric("fp32", kernels="invariant"))
-
-
-def test_a_step_between_the_kernels_is_named(monkeypatch):
-    def by_rows(x):
-        out = silu_in_steps(x)
-        if x.shape[1] == 1:
-            flip_bit(out, (0, 0, 3))
+    def attend(query, keys, values, mask, scaling):
+        out = kernel(query, keys, values, mask, scaling).clone()
+        if len(out) > 1 and when(query, keys):
+            flip_bit(out, (1, 0, 0, 3))
         return out
 
-    monkeypatch.setitem(SILU_KERNELS, "tiled", by_rows)
-    with refused("the steps between the kernels", "mlp.product", "tokens 0 to 0"):
-        _check_with(monkeypatch, numeric("bf16", kernels="invariant"))
+    return attend
 
 
-def test_loading_runs_it_and_stops(tiny_directory, monkeypatch):
-    require_invariant.cache_clear()
-    monkeypatch.setitem(ATTENTION_KERNELS, "blocked", ATTENTION_KERNELS["eager"])
-    with refused("self-check of attention kernel blocked"):
-        load_model(tiny_directory, numeric("fp32", kernels="invariant"))
-    require_invariant.cache_clear()
+def always(query, keys):
+    return True
 
 
-def test_it_leaves_the_thread_count(tiny_directory):
-    contract = numeric("bf16", kernels="invariant", threads=1)
-    require_invariant.cache_clear()
-    load_model(tiny_directory, contract)
-    contract.require_in_force()
+def several_threads(query, keys):
+    return torch.get_num_threads() > 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_constructions_and_chunkings_agree_in_every_bit(tiny_directory, dtype, prompt, fresh_threads):
-    model = load_model(tiny_directory, numeric(dtype, kernels="invariant"))
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_one_thread_gives_equal_copies_equal_bits(dtype):
+    require_usable(numeric(dtype), TINY)
+
+
+@pytest.mark.parametrize(
+    ("when", "call"),
+    [
+        (lambda query, keys: query.shape[2] == 1 and keys.shape[2] >= 1024, "queries 1, keys 1024"),
+        (lambda query, keys: query.shape[2] == 1 and keys.shape[2] == 8, "queries 1, keys 8"),
+        (lambda query, keys: query.shape[2] > 100, "queries 205, keys 205"),
+        (lambda query, keys: query.shape[2] == 3, "queries 3, keys 3"),
+    ],
+)
+def test_a_kernel_that_spoils_one_copy_is_named_with_its_call(when, call, monkeypatch):
+    monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", when))
+    place = f"bf16 on cpu, threads {THREADS}"
+    with refused("two equal copies", "self_attn.attention (attention kernel repeat_kv)", call, place):
+        require_usable(numeric("bf16"), TINY)
+    require_usable(numeric("bf16", kernels="packed_gqa"), TINY)
+
+
+def test_a_linear_kernel_that_looks_at_the_place_is_named(monkeypatch):
+    plain = LINEAR_KERNELS["plain"]
+
+    def by_place(weight, bias):
+        run = plain(weight, bias)
+
+        def rows(x):
+            out = run(x)
+            flip_bit(out, (len(out) - 1, -1, 0))
+            return out
+
+        return rows
+
+    monkeypatch.setitem(LINEAR_KERNELS, "plain", by_place)
+    with refused("self_attn.q_proj (linear kernel plain)", "queries 2, keys 2"):
+        require_usable(numeric("bf16"), TINY)
+
+
+def test_the_remedy_was_tried_here(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "AUTO")
+    for name, remedy in (
+        ("repeat_kv", "pass --attention eager"),
+        ("eager", "pass --kernels invariant"),
+        ("blocked", "no kernel or thread count that works here"),
+    ):
+        monkeypatch.setitem(ATTENTION_KERNELS, name, altered(name, always))
+        copies_fault.cache_clear()
+        with refused(remedy):
+            require_usable(numeric("bf16"), TINY)
+
+
+def test_mkls_reproducible_mode_is_offered_where_one_thread_has_no_fault(monkeypatch, fresh_threads):
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this torch has no MKL")
+    real = ATTENTION_KERNELS["repeat_kv"]
+    for mode, when, error, message in (
+        (None, several_threads, CopiesDiffer, "set MKL_CBWR=AUTO before Python starts or pass --threads 1"),
+        ("COMPATIBLE", several_threads, InputError, r"threads 2; pass --threads 1 \(other bits\)$"),  # the user's stays
+        (None, always, InputError, "pass --attention eager"),  # one thread has the fault too
+    ):
+        monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", real)
+        monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", when))
+        monkeypatch.setenv("MKL_CBWR", mode) if mode else monkeypatch.delenv("MKL_CBWR", raising=False)
+        copies_fault.cache_clear()
+        with pytest.raises(error, match=message) as caught:
+            require_usable(numeric("bf16", threads=2), TINY)
+        assert type(caught.value) is error and torch.get_num_threads() == 2, "the contract stays in force"
+
+
+def test_a_library_user_meets_it_at_load_unless_one_copy_is_enough(tiny_directory, monkeypatch):
+    monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", always))
+    with refused("two equal copies", "pass --attention eager"):
+        load_model(tiny_directory, numeric("bf16"))
+    load_model(tiny_directory, numeric("bf16"), copies=1)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
+def test_invariant_kernels_pass_and_constructions_and_chunkings_agree_in_every_bit(
+    tiny_directory, dtype, prompt, fresh_threads
+):
+    require_invariant(numeric(dtype, kernels="invariant", threads=max(THREADS, 2)), TINY)
+    contract = numeric(dtype, kernels="invariant")
+    model = load_model(tiny_directory, contract)
+    contract.require_in_force()  # the checks try several thread counts
     live = build_live(model, prompt)
-    others = [
-        build_incremental(model, live.state),
-        build_prefill(model, live.state),
-        build_prefill(model, live.state, copies=1),
-    ]
-    others += [build_prefill(model, live.state, chunk=chunk) for chunk in (1, 2, 3, 17, 33)]
+    others = [build_incremental(model, live.state), build_prefill(model, live.state, copies=1)]
+    others += [build_prefill(model, live.state, chunk=chunk) for chunk in (None, 2, 3, 17, 33)]
     for other in others:
-        first_copy = [tensor[:1] for _, _, tensor in live.cache.tensors()]
-        assert all(same_bits(a.contiguous(), b[2][:1].contiguous()) for a, b in zip(first_copy, other.cache.tensors()))
+        for (_, _, mine), (_, _, its) in zip(live.cache.tensors(), other.cache.tensors()):
+            assert same_bits(mine[:1].contiguous(), its[:1].contiguous())
         assert same_bits(live.logits[:1].contiguous(), other.logits[:1].contiguous())
-    flip_bit(others[1].cache.values(1), (0, 0, 3, 0))
-    assert not live.cache.equals(others[1].cache)
+    flip_bit(others[2].cache.values(1), (0, 0, 3, 0))
+    assert not live.cache.equals(others[2].cache)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -100,6 +157,31 @@ def test_default_constructions_do_not(tiny_directory, dtype, prompt):
     assert not live.cache.equals(build_prefill(model, live.state).cache)
 
 
+def silu_by_rows(x):
+    out = silu_in_steps(x)
+    if x.shape[1] == 1:
+        flip_bit(out, (0, 0, 3))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kernels", "name", "other", "dtype", "parts"),
+    [
+        (ATTENTION_KERNELS, "blocked", ATTENTION_KERNELS["repeat_kv"], "fp32", "kernel blocked|self_attn.attention"),
+        (LINEAR_KERNELS, "tiled", LINEAR_KERNELS["plain"], "fp32", "self-check of linear kernel tiled|_proj"),
+        (SILU_KERNELS, "tiled", silu_by_rows, "bf16", "the steps between the kernels|mlp.product|tokens 0 to 0"),
+    ],
+)
+def test_another_kernel_under_an_invariant_name_is_named_at_load(
+    tiny_directory, monkeypatch, kernels, name, other, dtype, parts
+):
+    monkeypatch.setitem(kernels, name, other)
+    with refused("self-check of", dtype, *parts.split("|")):
+        load_model(tiny_directory, numeric(dtype, kernels="invariant"))
+    with pytest.raises(AssertionError):
+        require_invariant(numeric("bf16"), TINY)  # only invariant kernels are checked
+
+
 def test_a_tied_head_works_under_every_linear_kernel(tmp_path):
     directory = write_checkpoint(tmp_path / "tied", config={"tie_word_embeddings": True}, stock=True)
     hidden = random_tensor(2, 1, CONFIG["hidden_size"], dtype=torch.bfloat16)
@@ -108,25 +190,3 @@ def test_a_tied_head_works_under_every_linear_kernel(tmp_path):
     logits = {name: load_model(directory, numeric("bf16", linear=name)).logits(hidden) for name in names}
     assert not packs or same_bits(logits["plain"], logits["packed"])
     torch.testing.assert_close(logits["plain"], logits["tiled"])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_silu_is_one_function_of_every_number(dtype):
-    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
-    x = x[x.isfinite()]
-    in_vectors, left_over = F.silu(x), F.silu(x.view(-1, 1)[:, [0, 0]][:, :1])  # strided: one number at a time
-    assert same_bits(in_vectors, left_over.flatten()) and same_bits(silu_in_steps(x), in_vectors)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_wide_silu_depends_on_the_place_and_the_steps_do_not(dtype):
-    x = random_tensor(20_000, dtype=dtype) * 3
-    for function, moves in ((F.silu, True), (silu_in_steps, False)):
-        alone = torch.cat([function(x[i : i + 1]) for i in range(2000)])
-        assert bool((bits(function(x)[:2000]) != bits(alone)).any()) == moves
-    torch.testing.assert_close(silu_in_steps(x), F.silu(x))
-
-
-def test_only_invariant_kernels_are_checked():
-    with pytest.raises(AssertionError):
-        selfcheck.require_invariant(numeric("bf16"), tiny_config())

@@ -36,6 +36,7 @@ def test_wilson_gives_the_papers_percentages(count: int, n: int, low: float, hig
     ],
 )
 def test_wilson_at_the_ends(count: int, n: int, low: float, high: float) -> None:
+    """Case 22."""
     interval = wilson(count, n, Z_TRANSPLANT)
     assert interval.low == pytest.approx(low, rel=4e-16, abs=0) and interval.high == pytest.approx(high, rel=4e-16)
     if count in (0, n):
@@ -53,6 +54,7 @@ def test_wilson_is_scipys_interval(pair: tuple[int, int]) -> None:
 
 
 def test_wilson_without_data_and_with_impossible_counts() -> None:
+    """Case 22."""
     assert wilson(0, 0).as_dict() == {"count": 0, "n": 0, "rate": None, "wilson_95": None}
     for count, n in ((2, 1), (-1, 3), (0, -1)):
         with pytest.raises(StatsInputError, match=f"found count {count}, n {n}"):
@@ -74,6 +76,7 @@ def test_wilson_without_data_and_with_impossible_counts() -> None:
     ],
 )
 def test_mcnemar(left: int, right: int, p: float) -> None:
+    """Without a discordant pair p is 1: evaluate 795 (case 21)."""
     assert mcnemar_exact(left, right) == p == mcnemar_exact(right, left)
 
 
@@ -115,6 +118,7 @@ def test_bootstrap_in_slices_draws_the_same_bits(n: int, monkeypatch: pytest.Mon
 
 
 def test_bootstrap_of_constant_and_of_little_data() -> None:
+    """Case 23."""
     constant = paired_bootstrap([0.01] * 10, SEED, 0)
     assert constant.note == "degenerate" and constant.low == constant.high == pytest.approx(1.0)
     assert paired_bootstrap([1] * 10, SEED, 0).interval == [100.0, 100.0]
@@ -127,6 +131,7 @@ def test_bootstrap_of_constant_and_of_little_data() -> None:
 
 
 def test_bootstrap_refuses_what_is_not_finite_or_not_a_list() -> None:
+    """Case 23."""
     for value in (math.nan, math.inf):
         with pytest.raises(StatsInputError, match="at index 1"):
             paired_bootstrap([0.0, value], SEED, 0)

@@ -22,7 +22,7 @@ MANIFEST = {
 
 
 def test_a_second_writer_is_refused_until_the_first_lets_go(tmp_path):
-    """hermes-agent 12684."""
+    """hermes-agent 12684. Case 25."""
     first = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
     with pytest.raises(InputError, match="lock"):
         RunDirectory(tmp_path / "run", MANIFEST, fresh=False)

@@ -34,7 +34,7 @@ def test_rows_come_back_as_written(ledger):
 
 
 def test_every_torn_tail_is_dropped_and_complete_rows_keep_their_bytes(ledger):
-    """verifiers 803, 1376: half a record at the end, cut at any byte."""
+    """verifiers 803, 1376: half a record at the end, cut at any byte. Case 24."""
     data = ledger.read_bytes()
     start = data[:-1].rindex(b"\n") + 1
     for cut in range(start + 1, len(data)):
@@ -122,6 +122,7 @@ def test_a_half_character_is_written_as_its_escape(tmp_path):
 
 
 def test_a_tail_cut_inside_a_multibyte_character_is_a_torn_tail(ledger):
+    """Case 24."""
     with open(ledger, "ab") as file:
         file.write('{"row":"d","text":"é'.encode()[:-1])
     rows, torn = read_ledger(ledger)
@@ -131,6 +132,7 @@ def test_a_tail_cut_inside_a_multibyte_character_is_a_torn_tail(ledger):
 
 @pytest.mark.parametrize("line", [0, 1, 2])
 def test_one_flipped_byte_in_a_complete_line_is_named_and_refused(ledger, line):
+    """Case 24."""
     data = bytearray(ledger.read_bytes())
     starts = [0, *(i + 1 for i, byte in enumerate(data) if byte == ord("\n"))]
     for offset in (2, 9, 40):

@@ -1,18 +1,16 @@
-"""`blocked` attention: a row's bits in every company, its mathematics; SDPA and a crooked tree are the controls."""
+"""`blocked` attention: a row's bits whatever the rest of the batch, its mathematics; SDPA is the control."""
 
 import random
 
 import pytest
 import torch
-from torch import Tensor
 
-from minimodel.attention import ATTENTION_KERNELS, Attention
+from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import same_bits
 from minimodel.invariant import attention
 from minimodel.invariant.attention import KEY_BLOCK, add_tree, blocked, whole_blocks
-from tests.helpers import random_tensor, refused
+from tests.helpers import DTYPES, random_tensor, refused
 
-DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 EDGES = [1, 2, 15, 16, 17, 255, 256, 257, 300]
 FAR_EDGES = [511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049]
 CHUNKS = [1, 1, 1, 2, 3, 8, 16, 17, 33, 129, 256, 257]
@@ -21,35 +19,30 @@ CHUNKS = [1, 1, 1, 2, 3, 8, 16, 17, 33, 129, 256, 257]
 class Case:
     """One sequence of `length` tokens: queries, K/V in a longer cache full of NaN, a mask with holes, dead rows."""
 
-    def __init__(self, dtype: torch.dtype, length: int, groups: int, seed: int) -> None:
+    def __init__(self, dtype, length, groups, seed):
         rng = random.Random(seed)
-        self.batch, kv_heads, head_dim = 2, rng.choice([1, 2]), rng.choice([16, 32, 64])
+        kv_heads, head_dim = rng.choice([1, 2]), rng.choice([16, 32, 64])
         self.length, self.scaling = length, head_dim**-0.5
-        query = random_tensor(self.batch, length, kv_heads * groups, head_dim, dtype=dtype, seed=seed)
-        self.query = query.transpose(1, 2)
-        self.keys, self.values = (self._cached(kv_heads, head_dim, dtype, seed + i) for i in (1, 2))
+        self.query = random_tensor(2, length, kv_heads * groups, head_dim, dtype=dtype, seed=seed).transpose(1, 2)
+        stored = torch.full((2, 2, kv_heads, length + 9, head_dim), float("nan"), dtype=dtype)
+        self.keys, self.values = stored[..., :length, :]
+        for tensor, offset in ((self.keys, 1), (self.values, 2)):
+            tensor.copy_(random_tensor(2, kv_heads, length, head_dim, dtype=dtype, seed=seed + offset))
         mask = (random_tensor(1, 1, length, length, seed=seed + 3) > -0.7).tril()
         mask[:, :, rng.randrange(length)] = False
-        self.mask = mask.expand(self.batch, -1, -1, -1)
+        self.mask = mask.expand(2, -1, -1, -1)
 
-    def _cached(self, kv_heads: int, head_dim: int, dtype: torch.dtype, seed: int) -> Tensor:
-        room = torch.full((self.batch, kv_heads, self.length + 9, head_dim), float("nan"), dtype=dtype)
-        room[:, :, : self.length] = random_tensor(self.batch, kv_heads, self.length, head_dim, dtype=dtype, seed=seed)
-        return room[:, :, : self.length]
-
-    def rows(self, kernel: Attention, start: int, stop: int, copies: slice = slice(None), more: int = 0) -> Tensor:
+    def rows(self, kernel, start, stop, copies=slice(None), more=0):
         """Tokens start to stop - 1 of `copies`, beside the keys of `more` later, forbidden tokens."""
         keys = slice(0, min(stop + more, self.length))
-        mask = self.mask[copies, :, start:stop, keys]
-        query = self.query[copies, :, start:stop]
-        return kernel(query, self.keys[copies, :, keys], self.values[copies, :, keys], mask, self.scaling).contiguous()
+        given = self.query[copies, :, start:stop], self.keys[copies, :, keys], self.values[copies, :, keys]
+        return kernel(*given, self.mask[copies, :, start:stop, keys], self.scaling).contiguous()
 
 
-def changed(kernel: Attention, case: Case, rng: random.Random, tries: int) -> int:
+def changed(kernel, case, rng, tries):
     """How many random cuts of the case give a token other bits than one call of everything gives it."""
     torch.set_num_threads(1)
-    whole = case.rows(kernel, 0, case.length)
-    found = 0
+    whole, found = case.rows(kernel, 0, case.length), 0
     for _ in range(tries):
         torch.set_num_threads(rng.choice([1, 2]))
         start = rng.choice([rng.randrange(case.length), case.length - 1])
@@ -97,12 +90,14 @@ def test_a_crooked_tree_is_found_out(monkeypatch, fresh_threads):
 
     case = Case(torch.float32, 3 * KEY_BLOCK + 40, 2, seed=5)
     short = 2 * KEY_BLOCK + 60  # three blocks, or four when the call also holds later keys
-    alone, beside = (case.rows(blocked, short - 1, short, more=more) for more in (0, 300))
-    assert same_bits(alone, beside)
+
+    def holds():
+        return same_bits(*(case.rows(blocked, short - 1, short, more=more) for more in (0, 300)))
+
+    assert holds()
     monkeypatch.setattr(attention, "add_tree", halves)
     monkeypatch.setattr(attention, "_reach", lambda forbidden: len(forbidden))
-    alone, beside = (case.rows(blocked, short - 1, short, more=more) for more in (0, 300))
-    assert not same_bits(alone, beside)
+    assert not holds()
 
 
 @pytest.mark.parametrize("blocks", range(1, 12))
@@ -134,17 +129,16 @@ def test_mathematics_of_eager_in_fp64(length, groups):
     assert bool(dead.any()) and not mine[:, dead].any(), "a row that may attend to nothing gives zeros"
 
 
-def test_more_heads_a_group_than_a_tile_holds_are_refused(monkeypatch):
-    monkeypatch.setattr(attention, "ROW_TILES", (16,))
+@pytest.mark.parametrize(
+    ("name", "value", "heads", "parts"),
+    [
+        ("ROW_TILES", (16,), 17, ("at most 16", "17")),
+        ("place_does_not_matter", lambda *_: False, 2, ("head size 8", "float32")),  # a device that keeps no tile
+    ],
+)
+def test_what_no_tile_holds_is_refused(monkeypatch, name, value, heads, parts):
+    monkeypatch.setattr(attention, name, value)
     attention.row_tiles.cache_clear()
-    with refused("attention kernel blocked", "at most 16", "17"):
-        blocked(random_tensor(1, 17, 1, 8), random_tensor(1, 1, 1, 8), random_tensor(1, 1, 1, 8), None, 0.3)
-    attention.row_tiles.cache_clear()
-
-
-def test_a_device_that_keeps_no_tile_is_refused(monkeypatch):
-    monkeypatch.setattr(attention, "place_does_not_matter", lambda *_: False)
-    attention.row_tiles.cache_clear()
-    with refused("attention kernel blocked", "head size 8", "float32"):
-        blocked(random_tensor(1, 2, 1, 8), random_tensor(1, 1, 1, 8), random_tensor(1, 1, 1, 8), None, 0.3)
+    with refused("attention kernel blocked", *parts):
+        blocked(random_tensor(1, heads, 1, 8), random_tensor(1, 1, 1, 8), random_tensor(1, 1, 1, 8), None, 0.3)
     attention.row_tiles.cache_clear()

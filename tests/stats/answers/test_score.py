@@ -31,6 +31,8 @@ def test_the_corpus_is_large_and_has_no_text_twice() -> None:
 
 @pytest.mark.parametrize("case", CORPUS, ids=range(len(CORPUS)))
 def test_corpus(case: dict[str, object]) -> None:
+    """MMLU-Pro 7, simple-evals 33 (case 18); opencompass 2647, lm-evaluation-harness 2552 (case 19);
+    open-instruct 1764 (case 20)."""
     text, choices, answer = case["text"], case["choices"], case["answer"]
     assert isinstance(text, str) and isinstance(choices, int)
     assert extract_answer(text, choices) == answer
@@ -195,6 +197,7 @@ def test_two_letters_in_a_statement_are_no_answer(first: str, second: str, frame
 
 @given(st.text("\\boxed{} a"))
 def test_last_box_is_what_a_plain_search_finds(text: str) -> None:
+    """Case 20."""
     box = last_box(text)
     assert (None if box is None else (box.start, box.content)) == plain_last_box(text)
 
