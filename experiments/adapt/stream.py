@@ -8,9 +8,10 @@ The library opens the file that is written here.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minimodel.errors import InputError
 from minimodel.safetensors_file import FILE_DTYPES, TensorEntry
@@ -19,32 +20,20 @@ BUFFER_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Span:
-    """Bytes start to stop-1 of a file."""
-
-    path: Path
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True)
 class Planned:
     """One tensor to write."""
 
     dtype: str  # as the file spells it
     shape: tuple[int, ...]
-    spans: tuple[Span, ...]  # where its bytes come from, in order
+    spans: tuple[tuple[Path, int, int], ...]  # (file, first byte, byte after the last) of its bytes, in order
 
     @classmethod
     def copied(cls, entry: TensorEntry) -> "Planned":
         """Returns the plan of an unchanged tensor."""
-        return cls(entry.dtype, entry.shape, (Span(entry.path, entry.start, entry.stop),))
+        return cls(entry.dtype, entry.shape, ((entry.path, entry.start, entry.stop),))
 
     def __len__(self) -> int:
-        return sum(len(span) for span in self.spans)
+        return sum(stop - start for _, start, stop in self.spans)
 
 
 def with_rows(entry: TensorEntry, rows: int, sources: Mapping[int, int]) -> Planned:
@@ -55,37 +44,38 @@ def with_rows(entry: TensorEntry, rows: int, sources: Mapping[int, int]) -> Plan
     count = entry.shape[0]
     assert rows >= count and all(k in sources for k in range(count, rows)), "a new row without a source"
     width = (entry.stop - entry.start) // count
-
-    def row_bytes(first: int, last: int) -> Span:
-        return Span(entry.path, entry.start + first * width, entry.start + last * width)
-
-    spans, kept = [], 0
-    for row in sorted(sources):
-        if kept < min(row, count):
-            spans.append(row_bytes(kept, min(row, count)))
-        spans.append(row_bytes(sources[row], sources[row] + 1))
-        kept = row + 1
-    if kept < count:
-        spans.append(row_bytes(kept, count))
-    return Planned(entry.dtype, (rows, *entry.shape[1:]), tuple(spans))
+    runs: list[list[int]] = []  # [first row of the base, row after the last]
+    for row in (sources.get(k, k) for k in range(rows)):
+        if runs and runs[-1][1] == row:
+            runs[-1][1] += 1
+        else:
+            runs.append([row, row + 1])
+    spans = tuple((entry.path, entry.start + a * width, entry.start + b * width) for a, b in runs)
+    return Planned(entry.dtype, (rows, *entry.shape[1:]), spans)
 
 
 def plan_bytes(tensors: Mapping[str, Planned]) -> int:
     """Returns the size of the file that `write_stream` writes."""
-    header, order = _header(tensors)
-    return len(header) + sum(len(tensors[name]) for name in order)
+    return len(_header(tensors)[0]) + sum(map(len, tensors.values()))
 
 
 def write_stream(path: Path, tensors: Mapping[str, Planned]) -> str:
     """Writes the file and returns its SHA-256. InputError where a source file ends early."""
     header, order = _header(tensors)
-    digest = hashlib.sha256(header)
+    digest, buffer = hashlib.sha256(header), memoryview(bytearray(BUFFER_BYTES))
     with open(path, "wb") as out:
         out.write(header)
-        for name in order:
-            for chunk in _chunks(tensors[name].spans):
-                digest.update(chunk)
-                out.write(chunk)
+        for source, start, stop in (span for name in order for span in tensors[name].spans):
+            with open(source, "rb", buffering=0) as file:
+                file.seek(start)
+                left = stop - start
+                while left:
+                    count = file.readinto(buffer[:left])
+                    if not count:
+                        raise InputError(f"{source}: incomplete or damaged (ends {left} bytes early)")
+                    digest.update(buffer[:count])
+                    out.write(buffer[:count])
+                    left -= count
         out.flush()
         os.fsync(out.fileno())
     return digest.hexdigest()
@@ -95,30 +85,12 @@ def _header(tensors: Mapping[str, Planned]) -> tuple[bytes, list[str]]:
     """Returns the length-prefixed header, padded to eight bytes, and the order of the data: wide dtypes first, so that
     every tensor starts at a multiple of its element's size."""
     order = sorted(tensors, key=lambda name: -FILE_DTYPES[tensors[name].dtype].itemsize)
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in order:
-        planned = tensors[name]
-        table[name] = {
-            "dtype": planned.dtype,
-            "shape": list(planned.shape),
-            "data_offsets": [offset, offset + len(planned)],
-        }
-        offset += len(planned)
+        one, start = tensors[name], offset
+        offset += len(one)
+        table[name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [start, offset]}
     text = json.dumps(table, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, order
-
-
-def _chunks(spans: Sequence[Span]) -> Iterator[memoryview]:
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    for span in spans:
-        with open(span.path, "rb", buffering=0) as file:
-            file.seek(span.start)
-            left = len(span)
-            while left:
-                count = file.readinto(buffer[: min(left, BUFFER_BYTES)])
-                if not count:
-                    raise InputError(f"{span.path}: incomplete or damaged (ends {left} bytes early)")
-                yield buffer[:count]
-                left -= count

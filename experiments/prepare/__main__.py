@@ -13,13 +13,14 @@ Writes DIR/tasks.jsonl (the holdout, or all rows), DIR/rest.jsonl (what a holdou
 """
 
 import json
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from experiments.prepare.freeze import Frozen, freeze, held_out
-from experiments.prepare.sources import Fields, read_questions
+from experiments.prepare.questions import Fields, freeze, held_out, read_questions, task_line
 from experiments.run.exits import DONE, run_command
 from experiments.run.ledger import canonical, sha256_file, sha256_text, write_whole
 from experiments.run.tasks import parse_tasks
@@ -38,17 +39,16 @@ def prepare(
     frozen = freeze(records, keep_order, source)
     if holdout is not None and holdout > len(frozen):
         raise InputError(f"{source}: expected at least {holdout} rows to hold out, found {len(frozen)}")
-    chosen = held_out([row.id for row in frozen], holdout, seed)
-    lines = _lines([row for row in frozen if row.id in chosen])
+    ids = [task.id for task in frozen]
+    chosen = held_out(ids, holdout, seed)
+    lines, rest = ("".join(task_line(task) for task in frozen if (task.id in chosen) == held) for held in (True, False))
     tasks = parse_tasks(lines.encode("ascii"), source)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: expected a new or empty directory, found something in it")
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / TASKS, lines)
-    write_whole(out / REST, _lines([row for row in frozen if row.id not in chosen]))
-    letters: dict[str, int] = {}
-    for task in tasks:
-        letters[task.answer if task.choices else "free"] = letters.get(task.answer if task.choices else "free", 0) + 1
+    write_whole(out / REST, rest)
+    letters = Counter(task.answer if task.choices else "free" for task in tasks)
     manifest = {
         "schema": SCHEMA,
         "source": source.name,
@@ -59,7 +59,7 @@ def prepare(
         "seed": seed if holdout is not None else None,
         "choice_order": "as in the source" if keep_order else "SHA-256 of row id and choice text",
         "answers": dict(sorted(letters.items())),
-        "ids_sha256": sha256_text(canonical([row.id for row in frozen])),
+        "ids_sha256": sha256_text(canonical(ids)),
         "tasks_sha256": sha256_file(out / TASKS),
         "rest_sha256": sha256_file(out / REST),
     }
@@ -67,8 +67,7 @@ def prepare(
     return manifest
 
 
-def _lines(rows: list[Frozen]) -> str:
-    return "".join(canonical(row.as_task()) + "\n" for row in rows)
+field = partial(click.option, default="", metavar="FIELD")
 
 
 @click.command(help=__doc__)
@@ -76,31 +75,16 @@ def _lines(rows: list[Frozen]) -> str:
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new directory.")
 @click.option("--holdout", type=click.IntRange(min=1), default=None, metavar="N", help="Keep N rows, chosen by seed.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the holdout.")
-@click.option("--id", "id_field", default="", metavar="FIELD", help="The row's id. [default: Record ID or id]")
-@click.option("--question", default="", metavar="FIELD", help="The question's text. [default: Question or question]")
-@click.option("--correct", default="", metavar="FIELD", help="The right choice's text. [default: as above]")
-@click.option("--incorrect", multiple=True, metavar="FIELD", help="A wrong choice, or a list of them; may be repeated.")
-@click.option("--choices", default="", metavar="FIELD", help="All choices as a list. [default: choices]")
-@click.option(
-    "--answer", default="", metavar="FIELD", help="With choices: letter, index from 0, or text; else a number."
-)
+@field("--id", help="The row's id. [default: Record ID or id]")
+@field("--question", help="The question's text. [default: Question or question]")
+@field("--correct", help="The right choice's text. [default: as above]")
+@field("--incorrect", multiple=True, default=(), help="A wrong choice, or a list of them; may be repeated.")
+@field("--choices", help="All choices as a list. [default: choices]")
+@field("--answer", help="With choices: letter, index from 0, or text; else a number.")
 @click.option("--keep-order", is_flag=True, help="Leave choices in the source's order (of --choices alone).")
-def main(
-    source: Path,
-    out: Path,
-    holdout: int | None,
-    seed: int,
-    id_field: str,
-    question: str,
-    correct: str,
-    incorrect: tuple[str, ...],
-    choices: str,
-    answer: str,
-    keep_order: bool,
-) -> None:
+def main(source: Path, out: Path, holdout: int | None, seed: int, keep_order: bool, **given: Any) -> None:
     def body() -> int:
-        fields = Fields(id_field, question, correct, incorrect, choices, answer)
-        manifest = prepare(source, out, fields, holdout, seed, keep_order)
+        manifest = prepare(source, out, Fields(**given), holdout, seed, keep_order)
         right = ", ".join(f"{letter} {count}" for letter, count in manifest["answers"].items())
         click.echo(f"{manifest['tasks']} of {manifest['rows']} rows frozen; right answers: {right}")
         click.echo(f"{manifest['tasks_sha256']}  {TASKS}")

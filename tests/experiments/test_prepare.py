@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from decode import Contract, State
+from decode import State
 from experiments.prepare import __main__ as prepare
-from experiments.prepare.freeze import held_out, ordered, states_answer
+from experiments.prepare.questions import held_out, ordered, states_answer
 from experiments.run.tasks import load_tasks
 
 HEADER = ["Record ID", "Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"]
@@ -47,7 +47,7 @@ def right(row: dict[str, Any]) -> str:
     return row["choices"]["ABCDEFGH".index(row["answer"])]
 
 
-def test_a_csv_with_a_mark_and_quoted_line_breaks(tmp_path: Path) -> None:
+def test_a_csv_with_a_mark_and_quoted_line_breaks(tmp_path):
     """Case 26."""
     result = run(write_csv(tmp_path / "q.csv"), "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -63,7 +63,7 @@ def test_a_csv_with_a_mark_and_quoted_line_breaks(tmp_path: Path) -> None:
     assert manifest["tasks"] == manifest["rows"] == 4 and manifest["fields"]["id"] == "Record ID"
 
 
-def test_no_other_row_and_no_order_moves_a_letter(tmp_path: Path) -> None:
+def test_no_other_row_and_no_order_moves_a_letter(tmp_path):
     """Case 26."""
     run(write_csv(tmp_path / "a.csv"), "--out", tmp_path / "a")
     fewer = [[row[0], row[1], row[2], row[5], row[3], row[4]] for row in (ROWS[3], ROWS[1])]
@@ -74,14 +74,14 @@ def test_no_other_row_and_no_order_moves_a_letter(tmp_path: Path) -> None:
     assert len({ordered(f"id{i}", ("a", "b", "c", "d")) for i in range(40)}) > 10
 
 
-def test_right_answers_spread_over_the_letters() -> None:
+def test_right_answers_spread_over_the_letters():
     count = [0] * 4
     for i in range(2000):
         count[ordered(f"row {i}", ("right", "x", "y", "z")).index("right")] += 1
     assert all(abs(c - 500) < 5 * math.sqrt(2000 * 0.25 * 0.75) for c in count)
 
 
-def test_the_holdout_depends_on_seed_and_ids_alone(tmp_path: Path) -> None:
+def test_the_holdout_depends_on_seed_and_ids_alone(tmp_path):
     path = write_csv(tmp_path / "q.csv")
     assert run(path, "--out", tmp_path / "h", "--holdout", 2, "--seed", 7).exit_code == 0
     tasks, rest = frozen(tmp_path / "h"), frozen(tmp_path / "h", "rest.jsonl")
@@ -92,7 +92,7 @@ def test_the_holdout_depends_on_seed_and_ids_alone(tmp_path: Path) -> None:
     assert run(path, "--out", tmp_path / "x", "--holdout", 5).exit_code == 2
 
 
-def test_json_lines_in_each_form(tmp_path: Path, contract: Contract) -> None:
+def test_json_lines_in_each_form(tmp_path, contract):
     rows = [
         {"id": 7, "question": "Q1", "choices": ["a", "b", "c"], "answer": "B", "why": "secret reason"},
         {"id": "y", "question": "Q2", "choices": ["a", "b", "c"], "answer": 2},
@@ -110,7 +110,7 @@ def test_json_lines_in_each_form(tmp_path: Path, contract: Contract) -> None:
     assert frozen(tmp_path / "kept")["7"]["choices"] == ["a", "b", "c"]
 
 
-def test_right_answers_that_are_ambiguous_or_unmatchable_are_listed(tmp_path: Path) -> None:
+def test_right_answers_that_are_ambiguous_or_unmatchable_are_listed(tmp_path):
     base = {"question": "Q", "choices": ["3", "4", "1", "2"]}
     rows = [
         {**base, "id": "text or index", "answer": "1"},
@@ -128,15 +128,11 @@ def test_right_answers_that_are_ambiguous_or_unmatchable_are_listed(tmp_path: Pa
     result = run(path, "--out", tmp_path / "out")
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
     assert "9 rows refused" in result.stderr and result.stderr.count("write answer_index (from 0) or answer_text") == 3
-    for part in (
-        "line 4: answer: expected a number without a unit, found 'Lima'",
-        "line 5: ",
-        "line 8: expected one of",
-    ):
+    for part in ("line 4: answer: expected a number without a unit, found 'Lima'", "line 5: ", "line 8: expected one"):
         assert part in result.stderr
 
 
-def test_right_answers_in_every_other_form(tmp_path: Path) -> None:
+def test_right_answers_in_every_other_form(tmp_path):
     base = {"question": "Q", "choices": ["3", "4", "1", "2"]}
     letters = {"question": "Q", "choices": ["B", "A", "C", "D"]}
     (tmp_path / "q.jsonl").write_text('{"id": "exact", "question": "Q", "answer": 0.12345678901234567890}\n')
@@ -164,7 +160,7 @@ def test_right_answers_in_every_other_form(tmp_path: Path) -> None:
     }
 
 
-def test_other_field_names(tmp_path: Path) -> None:
+def test_other_field_names(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", {"key": "k", "text": "Q", "good": "g", "bad": ["x", "y"], "id": "unused"})
     names = ["--id", "key", "--question", "text", "--correct", "good", "--incorrect", "bad"]
     assert run(path, "--out", tmp_path / "out", *names).exit_code == 0
@@ -173,7 +169,7 @@ def test_other_field_names(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "'missing'" in result.stderr and not (tmp_path / "no").exists()
 
 
-def test_every_offending_row_is_listed_and_nothing_written(tmp_path: Path) -> None:
+def test_every_offending_row_is_listed_and_nothing_written(tmp_path):
     good = {"id": "1", "question": "Q", "choices": ["a", "b"], "answer": "A"}
     rows = [
         good,
@@ -190,14 +186,14 @@ def test_every_offending_row_is_listed_and_nothing_written(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["\ufeff", "a,b\n1", '"open', "[1]\n", "{}\n", "\x00\n"])
-def test_files_that_are_no_questions(tmp_path: Path, text: str) -> None:
+def test_files_that_are_no_questions(tmp_path, text):
     for suffix in ("csv", "jsonl"):
         (tmp_path / f"q.{suffix}").write_text(text, encoding="utf-8")
         result = run(tmp_path / f"q.{suffix}", "--out", tmp_path / "out")
         assert result.exit_code == 2 and result.stderr.count("\n") == 1, (suffix, result.output)
 
 
-def test_a_question_that_states_its_answer_is_refused(tmp_path: Path) -> None:
+def test_a_question_that_states_its_answer_is_refused(tmp_path):
     row = {
         "id": "1",
         "question": "Pick.\nCorrect answer: the moon.",
@@ -210,7 +206,7 @@ def test_a_question_that_states_its_answer_is_refused(tmp_path: Path) -> None:
     assert not states_answer("Answer: with the letter", "C", "x") and not states_answer("What is the answer?", "C", "x")
 
 
-def test_the_bundled_questions_and_their_answers(tmp_path: Path) -> None:
+def test_the_bundled_questions_and_their_answers(tmp_path):
     assert run("--out", tmp_path / "out").exit_code == 0
     rows = frozen(tmp_path / "out")
     assert len(rows) == 24 and all(len(row["choices"]) == 4 for row in rows.values())
@@ -238,7 +234,7 @@ def test_the_bundled_questions_and_their_answers(tmp_path: Path) -> None:
     assert all(text and text not in (tmp_path / "out" / "tasks.jsonl").read_text() for text in explained)
 
 
-def test_two_preparations_write_the_same_bytes(tmp_path: Path) -> None:
+def test_two_preparations_write_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         run("--out", tmp_path / name, "--holdout", 10)
     for file in ("tasks.jsonl", "rest.jsonl", "manifest.json"):

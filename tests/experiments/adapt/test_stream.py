@@ -2,7 +2,6 @@
 
 import hashlib
 import resource
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from experiments.adapt.stream import Planned, Span, with_rows, write_stream
+from experiments.adapt.stream import Planned, plan_bytes, with_rows, write_stream
 from minimodel.bits import same_bits
 from minimodel.safetensors_file import table_of_contents
 
 
 @settings(max_examples=12)
 @given(st.integers(1, 9), st.integers(0, 4), st.data())
-def test_rows_are_moved_as_bytes(
-    tmp_path_factory: pytest.TempPathFactory, rows: int, more: int, data: st.DataObject
-) -> None:
+def test_rows_are_moved_as_bytes(tmp_path_factory, rows, more, data):
     folder = tmp_path_factory.mktemp("rows")
     matrix_ = torch.arange(rows * 3, dtype=torch.float32).view(rows, 3)
     save_file({"m": matrix_, "n": torch.ones(5, dtype=torch.bfloat16)}, folder / "a.safetensors")
@@ -28,18 +25,19 @@ def test_rows_are_moved_as_bytes(
     sources = {k: data.draw(st.integers(0, rows - 1)) for k in (*replaced, *range(rows, rows + more))}
     plan = {"n": Planned.copied(entries["n"]), "m": with_rows(entries["m"], rows + more, sources)}
     digest = write_stream(folder / "b.safetensors", plan)
-    assert digest == hashlib.sha256((folder / "b.safetensors").read_bytes()).hexdigest()
+    written = (folder / "b.safetensors").read_bytes()
+    assert digest == hashlib.sha256(written).hexdigest() and plan_bytes(plan) == len(written)
     found = load_file(folder / "b.safetensors")
     expected = torch.stack([matrix_[sources.get(k, k)] for k in range(rows + more)])
     assert same_bits(found["m"], expected) and same_bits(found["n"], torch.ones(5, dtype=torch.bfloat16))
 
 
 @pytest.mark.slow
-def test_copying_holds_a_buffer_and_not_the_weights(tmp_path: Path) -> None:
+def test_copying_holds_a_buffer_and_not_the_weights(tmp_path):
     size = 1 << 30
     with open(tmp_path / "raw", "wb") as file:
         file.truncate(size)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    write_stream(tmp_path / "big.safetensors", {"t": Planned("BF16", (size // 2,), (Span(tmp_path / "raw", 0, size),))})
+    write_stream(tmp_path / "big.safetensors", {"t": Planned("BF16", (size // 2,), ((tmp_path / "raw", 0, size),))})
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
     assert table_of_contents(tmp_path / "big.safetensors")["t"].shape == (size // 2,)
