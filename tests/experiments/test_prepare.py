@@ -3,11 +3,9 @@
 import csv
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from decode import State
 from experiments.prepare import __main__ as prepare
@@ -23,192 +21,171 @@ ROWS = [
 ]
 
 
-def run(*arguments: object) -> Result:
+def run(*arguments):
     return CliRunner().invoke(prepare.main, [str(a) for a in arguments])
 
 
-def write_csv(path: Path, rows: list[list[str]] = ROWS, header: list[str] = HEADER, bom: bool = True) -> Path:
+def write_csv(path, rows=ROWS, bom=True):
     with open(path, "w", encoding="utf-8-sig" if bom else "utf-8", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
+        csv.writer(file).writerows([HEADER, *rows])
     return path
 
 
-def write_jsonl(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_jsonl(path, *rows):
+    """One line per object; a text is a line as it is."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
 
 
-def frozen(out: Path, name: str = "tasks.jsonl") -> dict[str, dict[str, Any]]:
-    rows = [json.loads(line) for line in (out / name).read_text().splitlines()]
-    return {row["id"]: row for row in rows}
+def frozen(out, name="tasks.jsonl"):
+    return {row["id"]: row for row in map(json.loads, (out / name).read_text().splitlines())}
 
 
-def right(row: dict[str, Any]) -> str:
+def made(out, source, *more):
+    """Runs the command, which must succeed, and returns the tasks by id."""
+    result = run(source, "--out", out, *more)
+    assert result.exit_code == 0, result.output
+    return frozen(out)
+
+
+def refused(out, source, *more):
+    """The one line on stderr of a command that must write nothing."""
+    result = run(source, "--out", out, *more)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and not out.exists(), result.output
+    return result.stderr
+
+
+def right(row):
     return row["choices"]["ABCDEFGH".index(row["answer"])]
 
 
 def test_a_csv_with_a_mark_and_quoted_line_breaks(tmp_path):
     """Case 26."""
-    result = run(write_csv(tmp_path / "q.csv"), "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    rows = frozen(tmp_path / "out")
+    rows = made(tmp_path / "out", write_csv(tmp_path / "q.csv"))
     assert list(rows) == ["rec1", "rec2", "rec3", "rec4"]
     assert rows["rec1"]["question"] == 'Which is "odd",\nof these?'
     for source in ROWS:
         assert right(rows[source[0]]) == source[2].strip()
         assert sorted(rows[source[0]]["choices"]) == sorted(text.strip() for text in source[2:])
-    tasks, _ = load_tasks(tmp_path / "out" / "tasks.jsonl", None)
-    assert len(tasks) == 4
+    assert len(load_tasks(tmp_path / "out" / "tasks.jsonl", None)[0]) == 4
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["tasks"] == manifest["rows"] == 4 and manifest["fields"]["id"] == "Record ID"
 
 
 def test_no_other_row_and_no_order_moves_a_letter(tmp_path):
     """Case 26."""
-    run(write_csv(tmp_path / "a.csv"), "--out", tmp_path / "a")
+    whole = made(tmp_path / "a", write_csv(tmp_path / "a.csv"))
     fewer = [[row[0], row[1], row[2], row[5], row[3], row[4]] for row in (ROWS[3], ROWS[1])]
-    run(write_csv(tmp_path / "b.csv", [["new", "Q?", "x", "y", "z", "w"], *fewer], bom=False), "--out", tmp_path / "b")
-    whole, part = frozen(tmp_path / "a"), frozen(tmp_path / "b")
+    other = write_csv(tmp_path / "b.csv", [["new", "Q?", "x", "y", "z", "w"], *fewer], bom=False)
+    part = made(tmp_path / "b", other)
     assert [part[row] for row in ("rec2", "rec4")] == [whole[row] for row in ("rec2", "rec4")]
     # and the id does: 40 ids do not all give one order
     assert len({ordered(f"id{i}", ("a", "b", "c", "d")) for i in range(40)}) > 10
 
 
 def test_right_answers_spread_over_the_letters():
-    count = [0] * 4
-    for i in range(2000):
-        count[ordered(f"row {i}", ("right", "x", "y", "z")).index("right")] += 1
-    assert all(abs(c - 500) < 5 * math.sqrt(2000 * 0.25 * 0.75) for c in count)
+    places = [ordered(f"row {i}", ("right", "x", "y", "z")).index("right") for i in range(2000)]
+    assert all(abs(places.count(letter) - 500) < 5 * math.sqrt(2000 * 0.25 * 0.75) for letter in range(4))
 
 
 def test_the_holdout_depends_on_seed_and_ids_alone(tmp_path):
     path = write_csv(tmp_path / "q.csv")
-    assert run(path, "--out", tmp_path / "h", "--holdout", 2, "--seed", 7).exit_code == 0
-    tasks, rest = frozen(tmp_path / "h"), frozen(tmp_path / "h", "rest.jsonl")
-    assert len(tasks) == 2 and {*tasks, *rest} == {"rec1", "rec2", "rec3", "rec4"}
+    tasks = made(tmp_path / "h", path, "--holdout", 2, "--seed", 7)
+    assert len(tasks) == 2 and {*tasks, *frozen(tmp_path / "h", "rest.jsonl")} == {"rec1", "rec2", "rec3", "rec4"}
     ids = [f"r{i}" for i in range(100)]
     assert held_out(ids, 10, 7) == held_out(ids[::-1], 10, 7) != held_out(ids, 10, 8)
     assert held_out(ids, 10, 7) < held_out(ids, 11, 7) and held_out(ids, None, 7) == set(ids)
-    assert run(path, "--out", tmp_path / "x", "--holdout", 5).exit_code == 2
+    refused(tmp_path / "x", path, "--holdout", 5)
 
 
 def test_json_lines_in_each_form(tmp_path, contract):
+    q = {"question": "Q", "choices": ["a", "b", "c"]}
     rows = [
-        {"id": 7, "question": "Q1", "choices": ["a", "b", "c"], "answer": "B", "why": "secret reason"},
-        {"id": "y", "question": "Q2", "choices": ["a", "b", "c"], "answer": 2},
-        {"id": "z", "question": "Q3", "choices": ["a", "b", "c"], "answer": "a"},
+        {**q, "id": 7, "answer": "B", "why": "secret reason"},
+        {**q, "id": "y", "answer": 2},
+        {**q, "id": "z", "answer": "a"},
         {"id": "free", "question": "2 + 2?", "choices": [], "answer": 4},
     ]
-    result = run(write_jsonl(tmp_path / "q.jsonl", *rows), "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    found = frozen(tmp_path / "out")
+    source = write_jsonl(tmp_path / "q.jsonl", *rows)
+    found = made(tmp_path / "out", source)
     assert [right(found[name]) for name in ("7", "y", "z")] == ["b", "c", "a"] and found["free"]["answer"] == "4"
     assert all(set(row) == {"id", "question", "choices", "answer"} for row in found.values())
     prompt = State.prompt(contract, found["7"]["question"], found["7"]["choices"])
     assert "secret" not in contract.codec.decode(prompt.tokens)
-    run(tmp_path / "q.jsonl", "--out", tmp_path / "kept", "--keep-order")
-    assert frozen(tmp_path / "kept")["7"]["choices"] == ["a", "b", "c"]
+    assert made(tmp_path / "kept", source, "--keep-order")["7"]["choices"] == ["a", "b", "c"]
+
+
+BASE = {"question": "Q", "choices": ["3", "4", "1", "2"]}
+LETTERS = {"question": "Q", "choices": ["B", "A", "C", "D"]}
 
 
 def test_right_answers_that_are_ambiguous_or_unmatchable_are_listed(tmp_path):
-    base = {"question": "Q", "choices": ["3", "4", "1", "2"]}
     rows = [
-        {**base, "id": "text or index", "answer": "1"},
-        {**base, "id": "index or text", "answer": 1},
-        {**base, "id": "letter or text", "choices": ["B", "A", "C", "D"], "answer": "A"},
+        {**BASE, "id": "text or index", "answer": "1"},
+        {**BASE, "id": "index or text", "answer": 1},
+        {**LETTERS, "id": "letter or text", "answer": "A"},
         {"id": "a name", "question": "Q", "answer": "Lima"},
         {"id": "a unit", "question": "Q", "answer": "80 km/h"},
         {"id": "too large", "question": "Q", "answer": "1e400"},
         {"id": "two letters", "question": "Q", "choices": ["a", "b"], "answer": "AB"},
         {"id": "nothing", "question": "Q", "choices": ["a", "b"]},
+        '{"id": "beyond", "question": "Q", "answer": 1e99999999999999999999}',
     ]
-    path = write_jsonl(tmp_path / "q.jsonl", *rows)
-    with open(path, "a") as file:
-        file.write('{"id": "beyond", "question": "Q", "answer": 1e99999999999999999999}\n')
-    result = run(path, "--out", tmp_path / "out")
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
-    assert "9 rows refused" in result.stderr and result.stderr.count("write answer_index (from 0) or answer_text") == 3
-    for part in ("line 4: answer: expected a number without a unit, found 'Lima'", "line 5: ", "line 8: expected one"):
-        assert part in result.stderr
+    line = refused(tmp_path / "out", write_jsonl(tmp_path / "q.jsonl", *rows))
+    assert "9 rows refused" in line and line.count("write answer_index (from 0) or answer_text") == 3
+    without_unit = "line 4: answer: expected a number without a unit, found 'Lima'"
+    assert all(part in line for part in (without_unit, "line 5: ", "line 8: expected one of"))
 
 
 def test_right_answers_in_every_other_form(tmp_path):
-    base = {"question": "Q", "choices": ["3", "4", "1", "2"]}
-    letters = {"question": "Q", "choices": ["B", "A", "C", "D"]}
-    (tmp_path / "q.jsonl").write_text('{"id": "exact", "question": "Q", "answer": 0.12345678901234567890}\n')
     rows = [
-        {**base, "id": "index", "answer_index": 1},
-        {**base, "id": "text", "answer_text": "1"},
-        {**base, "id": "same", "choices": ["0", "1", "2"], "answer": 1},
-        {**letters, "id": "letter", "answer_index": 0},
+        '{"id": "exact", "question": "Q", "answer": 0.12345678901234567890}',
+        {**BASE, "id": "index", "answer_index": 1},
+        {**BASE, "id": "text", "answer_text": "1"},
+        {**BASE, "id": "same", "choices": ["0", "1", "2"], "answer": 1},
+        {**LETTERS, "id": "letter", "answer_index": 0},
         {"id": "gsm8k", "question": "Q", "answer": "<<6*12=72>>72.\n#### 72"},
         {"id": "decimal", "question": "Q", "answer": 3.5},
         {"id": "exponent", "question": "Q", "answer": 1e22},
     ]
-    with open(tmp_path / "q.jsonl", "a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    result = run(tmp_path / "q.jsonl", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    tasks = {task.id: task for task in load_tasks(tmp_path / "out" / "tasks.jsonl", None)[0]}
-    chosen = {name: task.choices["ABCD".index(task.answer)] for name, task in tasks.items() if task.choices}
-    assert chosen == {"index": "4", "text": "1", "same": "1", "letter": "B"}
-    assert {name: task.answer for name, task in tasks.items() if not task.choices} == {
-        "exact": "0.1234567890123456789",
-        "gsm8k": "72",
-        "decimal": "3.5",
-        "exponent": "1" + "0" * 22,
-    }
+    made(tmp_path / "out", write_jsonl(tmp_path / "q.jsonl", *rows))
+    tasks, _ = load_tasks(tmp_path / "out" / "tasks.jsonl", None)
+    found = {task.id: task.choices["ABCD".index(task.answer)] if task.choices else task.answer for task in tasks}
+    numbers = {"exact": "0.1234567890123456789", "gsm8k": "72", "decimal": "3.5", "exponent": "1" + "0" * 22}
+    assert found == {"index": "4", "text": "1", "same": "1", "letter": "B", **numbers}
 
 
 def test_other_field_names(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", {"key": "k", "text": "Q", "good": "g", "bad": ["x", "y"], "id": "unused"})
     names = ["--id", "key", "--question", "text", "--correct", "good", "--incorrect", "bad"]
-    assert run(path, "--out", tmp_path / "out", *names).exit_code == 0
-    assert right(frozen(tmp_path / "out")["k"]) == "g"
-    result = run(path, "--out", tmp_path / "no", "--id", "missing", *names[2:])
-    assert result.exit_code == 2 and "'missing'" in result.stderr and not (tmp_path / "no").exists()
+    assert right(made(tmp_path / "out", path, *names)["k"]) == "g"
+    assert "'missing'" in refused(tmp_path / "no", path, "--id", "missing", *names[2:])
 
 
 def test_every_offending_row_is_listed_and_nothing_written(tmp_path):
     good = {"id": "1", "question": "Q", "choices": ["a", "b"], "answer": "A"}
-    rows = [
-        good,
-        good,
-        {**good, "id": "2", "answer": "E"},
-        {**good, "id": "3", "choices": ["a", "a"]},
-        {**good, "id": ""},
-    ]
-    result = run(write_jsonl(tmp_path / "q.jsonl", *rows), "--out", tmp_path / "out")
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "4 rows refused" in result.stderr
-    for part in ("line 2", "twice", "line 3", "'E'", "line 4", "line 5"):
-        assert part in result.stderr
-    assert not (tmp_path / "out").exists()
+    wrong = {**good, "id": "2", "answer": "E"}, {**good, "id": "3", "choices": ["a", "a"]}, {**good, "id": ""}
+    line = refused(tmp_path / "out", write_jsonl(tmp_path / "q.jsonl", good, good, *wrong))
+    assert all(part in line for part in ("4 rows refused", "line 2", "twice", "line 3", "'E'", "line 4", "line 5"))
 
 
 @pytest.mark.parametrize("text", ["\ufeff", "a,b\n1", '"open', "[1]\n", "{}\n", "\x00\n"])
-def test_files_that_are_no_questions(tmp_path, text):
-    for suffix in ("csv", "jsonl"):
-        (tmp_path / f"q.{suffix}").write_text(text, encoding="utf-8")
-        result = run(tmp_path / f"q.{suffix}", "--out", tmp_path / "out")
-        assert result.exit_code == 2 and result.stderr.count("\n") == 1, (suffix, result.output)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_files_that_are_no_questions(tmp_path, suffix, text):
+    (tmp_path / f"q.{suffix}").write_text(text, encoding="utf-8")
+    refused(tmp_path / "out", tmp_path / f"q.{suffix}")
 
 
 def test_a_question_that_states_its_answer_is_refused(tmp_path):
-    row = {
-        "id": "1",
-        "question": "Pick.\nCorrect answer: the moon.",
-        "correct": "The Moon",
-        "incorrect": ["Sun", "Mars"],
-    }
-    result = run(write_jsonl(tmp_path / "q.jsonl", row), "--out", tmp_path / "out")
-    assert result.exit_code == 2 and "states its answer" in result.stderr
+    choices = {"correct": "The Moon", "incorrect": ["Sun", "Mars"]}
+    row = {"id": "1", "question": "Pick.\nCorrect answer: the moon.", **choices}
+    assert "states its answer" in refused(tmp_path / "out", write_jsonl(tmp_path / "q.jsonl", row))
     assert states_answer("Answer: (C)", "C", "x") and states_answer("**The answer is: C**", "C", "x")
     assert not states_answer("Answer: with the letter", "C", "x") and not states_answer("What is the answer?", "C", "x")
 
 
 def test_the_bundled_questions_and_their_answers(tmp_path):
-    assert run("--out", tmp_path / "out").exit_code == 0
-    rows = frozen(tmp_path / "out")
+    rows = made(tmp_path / "out", prepare.BUNDLED)
     assert len(rows) == 24 and all(len(row["choices"]) == 4 for row in rows.values())
     pairs = {"A": "T", "T": "A", "C": "G", "G": "C"}
     computed = {

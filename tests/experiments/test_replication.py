@@ -9,13 +9,7 @@ import experiments.replication as replication
 import experiments.run.designs as six_arms
 from decode.contract import OPEN
 from experiments.run.inputs import open_bank, select_spread
-from stats.donors import (
-    CHECKPOINT_SENSITIVE,
-    CONDITIONAL,
-    PROCEDURAL_FAILURE,
-    STRONG,
-    UNDERPOWERED,
-)
+from stats.donors import CHECKPOINT_SENSITIVE, CONDITIONAL, PROCEDURAL_FAILURE, STRONG, UNDERPOWERED
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, run
 
 BF16 = ("--dtype", "bf16")
@@ -56,38 +50,30 @@ def test_the_same_weights_are_recorded(study, tmp_path):
     assert "this run replicates on no other checkpoint" in (tmp_path / "run/report.md").read_text()
 
 
-def ledger_rows(divergent: int, exact: int, unrecovered: int = 0, novel: int = 0, passed: bool = True) -> list[dict]:
-    """Rows with no more than the endpoints read: suffixes A and B by construction, C where a transplant leaves both."""
+def summary_of_rows(divergent, exact, unrecovered=0, novel=0, passed=True):
+    """The summary of rows with no more than the endpoints read: suffixes 1 and 2 by construction, 3 where a transplant
+    leaves both."""
     drift = {"exact": False, "relative_l2": 0.1, "max_abs": 0.1, "mean_abs": 0.1}
     rows = []
     for index in range(divergent + exact):
-        prefill = [2] if index < divergent else [1]
+        same = index >= divergent
+        prefill = [1] if same else [2]
         third = [3] if index < unrecovered or index >= divergent + exact - novel else [1]
         suffixes = ([1], [1], prefill, prefill, third, prefill)
-        pair = {
-            "cache": drift,
-            "logits": drift,
-            "suffix": {"exact": prefill == [1], "first_divergence": 0 if prefill == [2] else None},
-            "merge_equal": prefill == [1],
-            "answer_tokens_equal": prefill == [1],
-            "argmax_equal": True,
-        }
-        rows.append(
-            {
-                "row": f"r{index}",
-                "arms": {name: {"suffix": suffix} for name, suffix in zip(six_arms.SixArms.arms, suffixes)},
-                "comparisons": {"incremental:prefill": pair},
-                "gates": {"prefix": passed},
-                "passed": passed,
-            }
-        )
-    return rows
+        suffix = {"exact": same, "first_divergence": None if same else 0}
+        pair = {"cache": drift, "logits": drift, "suffix": suffix, "argmax_equal": True}
+        pair |= {"merge_equal": same, "answer_tokens_equal": same}
+        arms = {name: {"suffix": suffix} for name, suffix in zip(six_arms.SixArms.arms, suffixes)}
+        row = {"row": f"r{index}", "arms": arms, "comparisons": {"incremental:prefill": pair}}
+        rows.append({**row, "gates": {"prefix": passed}, "passed": passed})
+    panel = {"wanted": {"rows": 48}, "available": {"rows": 200}, "rows": [{}] * 48}
+    return replication.replication_summary("bf16", panel, False, rows)
 
 
 @pytest.mark.parametrize(
     ("counts", "label"),
     [
-        ({"divergent": 43, "exact": 5}, CONDITIONAL),  # the paper's own case
+        ({"divergent": 43, "exact": 5}, CONDITIONAL),  # the paper's case
         ({"divergent": 42, "exact": 6}, STRONG),
         ({"divergent": 12, "exact": 6}, STRONG),
         ({"divergent": 11, "exact": 37}, UNDERPOWERED),
@@ -98,8 +84,7 @@ def ledger_rows(divergent: int, exact: int, unrecovered: int = 0, novel: int = 0
     ],
 )
 def test_the_label_follows_from_the_ledger(counts, label):
-    panel = {"wanted": {"rows": 48}, "available": {"rows": 200}, "rows": [{}] * 48}
-    summary = replication.replication_summary("bf16", panel, False, ledger_rows(**counts))
+    summary = summary_of_rows(**counts)
     assert summary["interpretation"] == label
     recovery = summary["endpoints"]["bidirectional_donor_recovery"]
     assert recovery["n"] == counts["divergent"]
@@ -108,12 +93,9 @@ def test_the_label_follows_from_the_ledger(counts, label):
 
 
 def test_the_papers_intervals():
-    panel = {"wanted": {"rows": 48}, "available": {"rows": 200}, "rows": [{}] * 48}
-    endpoints = replication.replication_summary("bf16", panel, False, ledger_rows(43, 5))["endpoints"]
-    shown = [
-        [round(100 * bound, 1) for bound in endpoints[name]["wilson_95"]]
-        for name in ("baseline_divergence", "bidirectional_donor_recovery", "exact_control_novel_trajectory")
-    ]
+    endpoints = summary_of_rows(43, 5)["endpoints"]
+    names = ("baseline_divergence", "bidirectional_donor_recovery", "exact_control_novel_trajectory")
+    shown = [[round(100 * bound, 1) for bound in endpoints[name]["wilson_95"]] for name in names]
     assert shown == [[77.8, 95.5], [91.8, 100.0], [0.0, 43.4]]
 
 
