@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import click
 from experiments.run.exits import DONE, run_command
 from experiments.run.tasks import read_records
 from minimodel.errors import InputError
-from stats.intervals import NO_INTERVAL, SEED, Proportion
-from stats.paired import PairedResult, compare_results, unique_labels
+from stats.endpoints import compare_results
+from stats.intervals import NO_INTERVAL, SEED
 
 _LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 _ABSENT = object()
@@ -46,10 +45,10 @@ def main(left: Path, right: Path, id_field: str, correct_field: str, seed: int, 
     """
 
     def body() -> int:
-        sides = [unique_labels(read_labels(path, id_field, correct_field), str(path)) for path in (left, right)]
+        sides = [read_labels(path, id_field, correct_field) for path in (left, right)]
         result = compare_results(sides[0], sides[1], seed=seed)
         if as_json:
-            click.echo(json.dumps(result.as_dict(), indent=2, allow_nan=False))
+            click.echo(json.dumps(result, indent=2, allow_nan=False))
         else:
             _print_lines(result)
         return DONE
@@ -57,16 +56,18 @@ def main(left: Path, right: Path, id_field: str, correct_field: str, seed: int, 
     run_command(body, "experiments.paired", resumes=False)
 
 
-def read_labels(path: Path, id_field: str, correct_field: str) -> Iterator[tuple[str, bool]]:
-    """Yields (id, correct) per item of a JSONL or CSV file. InputError or StatsInputError names a bad line."""
+def read_labels(path: Path, id_field: str, correct_field: str) -> dict[str, bool]:
+    """Returns {id: correct} of a JSONL or CSV file. InputError or StatsInputError names a bad line or a repeated id."""
+    labels: dict[str, bool] = {}
     for line, record in read_records(path):
         where = f"{path} line {line}"
         if isinstance(record, str):
             raise InputError(f"{where}: {record}")
-        yield (
-            _item_id(where, id_field, _field(record, id_field)),
-            _label(where, correct_field, _field(record, correct_field)),
-        )
+        item_id = _item_id(where, id_field, _field(record, id_field))
+        if item_id in labels:
+            raise InputError(f"{path}: expected each id once, found {item_id!r} again")
+        labels[item_id] = _label(where, correct_field, _field(record, correct_field))
+    return labels
 
 
 def _field(record: dict[str, Any], name: str) -> object:
@@ -98,29 +99,23 @@ def _shown(value: object) -> str:
     return "nothing" if value is _ABSENT else str(value)[:80] if isinstance(value, Decimal) else repr(value)[:80]
 
 
-def _print_lines(result: PairedResult) -> None:
-    comparison = result.comparison
-    for side, accuracy in (("left", result.left), ("right", result.right)):
-        click.echo(f"{side + ' accuracy':<18} {_accuracy(accuracy)}")
-    bootstrap = comparison.bootstrap
-    if bootstrap.note or bootstrap.interval is None:
-        shown = NO_INTERVAL[bootstrap.note or "too few"]
-    else:
-        shown = "bootstrap 95 % [{:+.2f}, {:+.2f}]".format(*bootstrap.interval)
-    click.echo(f"{'right - left':<18} {comparison.difference_points:+.2f} points, {shown}")
-    discordant = f"{comparison.left_only} only left, {comparison.right_only} only right"
-    click.echo(f"{'McNemar exact':<18} p = {comparison.mcnemar_p:.6g}; {discordant}")
-    for side, ids in (("only left", result.left_only_ids), ("only right", result.right_only_ids)):
-        click.echo(f"{side:<18} {' '.join(map(_printable, ids)) if ids else '-'}")
+def _print_lines(result: dict[str, Any]) -> None:
+    for side in ("left", "right"):
+        accuracy = "{count}/{n} = {rate:.2%}, Wilson 95 % [{0:.2%}, {1:.2%}]"
+        shown = accuracy.format(*result[side]["wilson_95"], **result[side])
+        click.echo(f"{side + ' accuracy':<18} {shown}")
+    shown = NO_INTERVAL.get(result["bootstrap_note"], "bootstrap 95 % [{:+.2f}, {:+.2f}]")
+    shown = shown.format(*result["bootstrap_95"] or ())
+    click.echo(f"{'right - left':<18} {result['difference_points']:+.2f} points, {shown}")
+    discordant = f"{result['left_only']} only left, {result['right_only']} only right"
+    click.echo(f"{'McNemar exact':<18} p = {result['mcnemar_p']:.6g}; {discordant}")
+    for side in ("left", "right"):
+        ids = result[f"{side}_only_ids"]
+        click.echo(f"{'only ' + side:<18} {' '.join(map(_printable, ids)) if ids else '-'}")
 
 
 def _printable(item_id: str) -> str:
     return item_id if item_id.isprintable() and " " not in item_id else repr(item_id)
-
-
-def _accuracy(value: Proportion) -> str:
-    assert value.rate is not None and value.low is not None and value.high is not None, "a joined set has items"
-    return f"{value.count}/{value.n} = {value.rate:.2%}, Wilson 95 % [{value.low:.2%}, {value.high:.2%}]"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ Source: the paper's sections on the transplants and on the replication. A row's 
 digests: they are only compared.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from stats.intervals import Z_TRANSPLANT, Proportion, wilson
 
@@ -14,16 +14,22 @@ CONDITIONAL = "conditional replication with an underpowered control stratum"
 CHECKPOINT_SENSITIVE = "checkpoint-sensitive recovery"
 PROCEDURAL_FAILURE = "procedural-control failure"
 UNDERPOWERED = "divergence-underpowered"
-
+# the labels in the order in which `interpretation` tries them
 PRECEDENCE = (PROCEDURAL_FAILURE, CHECKPOINT_SENSITIVE, UNDERPOWERED, CONDITIONAL, STRONG)
-"""The labels in the order in which `interpretation` tries them."""
-
 LEAST_DIVERGENT = 12
 LEAST_EXACT = 6
 
+INTO_PREFILL, INTO_INCREMENTAL = "incremental_cache_into_prefill", "prefill_cache_into_incremental"
+DONORS = {INTO_PREFILL: ("incremental", "prefill"), INTO_INCREMENTAL: ("prefill", "incremental")}  # donor, recipient
+SIDES = ("donor", "recipient", "neither")
 
-@dataclass(frozen=True)
-class DonorRow:
+
+def follows(suffix: object, donor: object, recipient: object) -> str:
+    """Return whose trajectory a suffix repeats from the boundary to the end, a name of `SIDES`."""
+    return "donor" if suffix == donor else "recipient" if suffix == recipient else "neither"
+
+
+class DonorRow(NamedTuple):
     """The suffixes of one row: the two native constructions, and each recipient after it took the other's whole
     cache.
     """
@@ -38,65 +44,36 @@ class DonorRow:
         return self.incremental != self.prefill
 
     @property
-    def prefill_recipient_follows_donor(self) -> bool:
-        return self.incremental_cache_into_prefill == self.incremental
-
-    @property
-    def incremental_recipient_follows_donor(self) -> bool:
-        return self.prefill_cache_into_incremental == self.prefill
+    def sides(self) -> dict[str, str]:
+        """Return {direction: name of `SIDES`}. On an exact row the native trajectories are one, the donor's."""
+        suffix = self._asdict()
+        return {arm: follows(suffix[arm], suffix[donor], suffix[other]) for arm, (donor, other) in DONORS.items()}
 
     @property
     def recovers_both(self) -> bool:
-        return self.prefill_recipient_follows_donor and self.incremental_recipient_follows_donor
+        return all(side == "donor" for side in self.sides.values())
 
     @property
     def novel(self) -> bool:
-        """Whether a recipient follows neither native trajectory (on an exact row the two are one)."""
-        native = (self.incremental, self.prefill)
-        return self.incremental_cache_into_prefill not in native or self.prefill_cache_into_incremental not in native
+        """Whether a recipient follows neither native trajectory."""
+        return "neither" in self.sides.values()
 
 
-@dataclass(frozen=True)
-class DonorEndpoints:
-    """The registered endpoints: recovery among divergent rows, novel trajectories among exact rows."""
-
-    rows: int
-    baseline_divergence: Proportion
-    incremental_cache_into_prefill: Proportion
-    prefill_cache_into_incremental: Proportion
-    bidirectional: Proportion
-    exact_control_novel: Proportion
-
-    @property
-    def exact_rows(self) -> int:
-        return self.exact_control_novel.n
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the JSON form under the release's endpoint names."""
-        return {
-            "rows": self.rows,
-            "baseline_divergence": self.baseline_divergence.as_dict(),
-            "baseline_exact_rows": self.exact_rows,
-            "incremental_cache_into_prefill_donor_recovery": self.incremental_cache_into_prefill.as_dict(),
-            "prefill_cache_into_incremental_donor_recovery": self.prefill_cache_into_incremental.as_dict(),
-            "bidirectional_donor_recovery": self.bidirectional.as_dict(),
-            "exact_control_novel_trajectory": self.exact_control_novel.as_dict(),
-        }
-
-
-def donor_endpoints(rows: Sequence[DonorRow], z: float = Z_TRANSPLANT) -> DonorEndpoints:
-    """Return the endpoints of a transplant panel, each with the Wilson interval over its eligible rows."""
+def donor_endpoints(rows: Sequence[DonorRow], z: float = Z_TRANSPLANT) -> dict[str, Proportion]:
+    """Return the registered endpoints of a transplant panel under the release's names, each with the Wilson interval
+    over its eligible rows: recovery among divergent rows, novel trajectories among exact rows.
+    """
     divergent = [row for row in rows if row.divergent]
     exact = [row for row in rows if not row.divergent]
     n = len(divergent)
-    return DonorEndpoints(
-        rows=len(rows),
-        baseline_divergence=wilson(n, len(rows), z),
-        incremental_cache_into_prefill=wilson(sum(row.prefill_recipient_follows_donor for row in divergent), n, z),
-        prefill_cache_into_incremental=wilson(sum(row.incremental_recipient_follows_donor for row in divergent), n, z),
-        bidirectional=wilson(sum(row.recovers_both for row in divergent), n, z),
-        exact_control_novel=wilson(sum(row.novel for row in exact), len(exact), z),
-    )
+    return {
+        "baseline_divergence": wilson(n, len(rows), z),
+        **{
+            f"{arm}_donor_recovery": wilson(sum(row.sides[arm] == "donor" for row in divergent), n, z) for arm in DONORS
+        },
+        "bidirectional_donor_recovery": wilson(sum(row.recovers_both for row in divergent), n, z),
+        "exact_control_novel_trajectory": wilson(sum(row.novel for row in exact), len(exact), z),
+    }
 
 
 def interpretation(divergent: int, exact: int, recovered: int, novel: int) -> str:
@@ -118,23 +95,12 @@ def interpretation(divergent: int, exact: int, recovered: int, novel: int) -> st
     Failures are checked before lack of power, because one counterexample is evidence and its absence among few rows is
     not. A later label implies that the conditions of the earlier ones were false.
     """
-    assert 0 <= recovered <= divergent and 0 <= novel <= exact, (
-        "counts of a panel: recovered of divergent, novel of exact"
-    )
-    if novel > 0:
-        return PROCEDURAL_FAILURE
-    if recovered < divergent:
-        return CHECKPOINT_SENSITIVE
-    if divergent < LEAST_DIVERGENT:
-        return UNDERPOWERED
-    return STRONG if exact >= LEAST_EXACT else CONDITIONAL
+    assert 0 <= recovered <= divergent and 0 <= novel <= exact, "recovered of divergent, novel of exact"
+    holds = (novel > 0, recovered < divergent, divergent < LEAST_DIVERGENT, exact < LEAST_EXACT, True)
+    return PRECEDENCE[holds.index(True)]
 
 
-def interpret(endpoints: DonorEndpoints) -> str:
+def interpret(endpoints: Mapping[str, Proportion]) -> str:
     """Return the `interpretation` of a panel's endpoints."""
-    return interpretation(
-        divergent=endpoints.baseline_divergence.count,
-        exact=endpoints.exact_rows,
-        recovered=endpoints.bidirectional.count,
-        novel=endpoints.exact_control_novel.count,
-    )
+    recovered, control = endpoints["bidirectional_donor_recovery"], endpoints["exact_control_novel_trajectory"]
+    return interpretation(recovered.n, control.n, recovered.count, control.count)

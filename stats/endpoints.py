@@ -5,22 +5,23 @@ blocks reproduce the published claims to the last bit.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stats.errors import StatsInputError
 from stats.intervals import SEED, Z_MATRIX, Bootstrap, Proportion, mcnemar_exact, paired_bootstrap, wilson
 
+_NAMED = 5  # ids in a refusal
 
-def first_divergence(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Return the index of the first token in which two suffixes differ, or None where they are equal.
 
-    If one suffix is a prefix of the other, that is the shorter one's length.
+def first_divergence(left: Sequence[object], right: Sequence[object]) -> int | None:
+    """Return the index of the first entry in which two sequences differ, or None where they are equal.
+
+    If one is a prefix of the other, that is the shorter one's length.
     """
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return None if len(left) == len(right) else min(len(left), len(right))
+    end = None if len(left) == len(right) else min(len(left), len(right))
+    return next((index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), end)
 
 
 def disagreement(equal: Sequence[bool], z: float = Z_MATRIX) -> Proportion:
@@ -28,25 +29,15 @@ def disagreement(equal: Sequence[bool], z: float = Z_MATRIX) -> Proportion:
     return wilson(sum(not flag for flag in equal), len(equal), z)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median, minimum and maximum of `n` values; None where n is 0."""
+def divergence_spread(indices: Sequence[int | None]) -> dict[str, object]:
+    """Return {n, median, min, max} of the first-divergence indices of the rows that diverge; None without such a row.
 
-    n: int
-    median: float | None
-    min: float | None
-    max: float | None
-
-    def as_dict(self) -> dict[str, object]:
-        return {"n": self.n, "median": self.median, "min": self.min, "max": self.max}
-
-
-def divergence_spread(indices: Sequence[int | None]) -> Spread:
-    """Return the spread of the first-divergence indices over the rows that diverge (None: equal suffixes)."""
+    indices: one per row, None where the suffixes are equal.
+    """
     found = [float(index) for index in indices if index is not None]
     if not found:
-        return Spread(0, None, None, None)
-    return Spread(len(found), statistics.median(found), min(found), max(found))
+        return {"n": 0, "median": None, "min": None, "max": None}
+    return {"n": len(found), "median": statistics.median(found), "min": min(found), "max": max(found)}
 
 
 @dataclass(frozen=True)
@@ -61,38 +52,21 @@ class PairedComparison:
     bootstrap: Bootstrap
     mcnemar_p: float
 
-    @property
-    def difference_points(self) -> float | None:
-        return self.bootstrap.difference
-
     def as_dict(self) -> dict[str, object]:
         """Return the JSON form: difference_points (right - left), its interval, left_only, right_only, mcnemar_p."""
-        return {
-            **self.bootstrap.effect_dict(),
-            "left_only": self.left_only,
-            "right_only": self.right_only,
-            "mcnemar_p": self.mcnemar_p,
-        }
+        only = {"left_only": self.left_only, "right_only": self.right_only}
+        return {**self.bootstrap.as_dict(), **only, "mcnemar_p": self.mcnemar_p}
 
     def accuracy_dict(self, left_arm: str, right_arm: str) -> dict[str, object]:
         """Return the summary's `accuracy` block: {ARM: {correct, n}, difference_points (right - left), ...}."""
-        return {
-            left_arm: {"correct": self.left, "n": self.n},
-            right_arm: {"correct": self.right, "n": self.n},
-            **self.as_dict(),
-        }
+        counts = {left_arm: self.left, right_arm: self.right}
+        return {**{arm: {"correct": count, "n": self.n} for arm, count in counts.items()}, **self.as_dict()}
 
     def reduction_dict(self, left: str = "bf16", right: str = "fp32") -> dict[str, object]:
         """Return a cross-precision block: {bf16_count, fp32_count, ..., difference_points (fp32 - bf16), ...}."""
-        return {
-            "n": self.n,
-            f"{left}_count": self.left,
-            f"{right}_count": self.right,
-            f"{left}_only": self.left_only,
-            f"{right}_only": self.right_only,
-            **self.bootstrap.effect_dict(),
-            "mcnemar_p": self.mcnemar_p,
-        }
+        counts = {f"{left}_count": self.left, f"{right}_count": self.right}
+        only = {f"{left}_only": self.left_only, f"{right}_only": self.right_only}
+        return {"n": self.n, **counts, **only, **self.bootstrap.as_dict(), "mcnemar_p": self.mcnemar_p}
 
 
 def compare_labels(left: Sequence[bool], right: Sequence[bool], stream: int, *, seed: int = SEED) -> PairedComparison:
@@ -100,37 +74,50 @@ def compare_labels(left: Sequence[bool], right: Sequence[bool], stream: int, *, 
 
     `stream` is one of `stats.intervals.STREAMS`. Raises StatsInputError where the two differ in length.
     """
-    _same_length(left, right)
-    differences = [int(b) - int(a) for a, b in zip(left, right, strict=True)]
+    differences = _differences(left, right)
     left_only, right_only = differences.count(-1), differences.count(1)
-    return PairedComparison(
-        n=len(differences),
-        left=sum(map(bool, left)),
-        right=sum(map(bool, right)),
-        left_only=left_only,
-        right_only=right_only,
-        bootstrap=paired_bootstrap(differences, seed, stream),
-        mcnemar_p=mcnemar_exact(left_only, right_only),
-    )
+    bootstrap, p = paired_bootstrap(differences, seed, stream), mcnemar_exact(left_only, right_only)
+    return PairedComparison(len(differences), sum(left), sum(right), left_only, right_only, bootstrap, p)
+
+
+def compare_results(left: Mapping[str, bool], right: Mapping[str, bool], *, seed: int = SEED) -> dict[str, Any]:
+    """Compare two result sets {id: correct}, joined by id: the order of the files changes nothing.
+
+    Returns n, both accuracies, `PairedComparison.as_dict`, and the ids on which only one side is correct, sorted.
+    Raises StatsInputError where the id sets differ or are empty.
+    """
+    if not left and not right:
+        raise StatsInputError("paired results: expected at least one item, found none")
+    missing = [
+        f"{len(only)} only {side} ({', '.join(map(repr, sorted(only)[:_NAMED]))}{' ...' if len(only) > _NAMED else ''})"
+        for side, only in (("left", left.keys() - right.keys()), ("right", right.keys() - left.keys()))
+        if only
+    ]
+    if missing:
+        raise StatsInputError(f"paired results: expected the same ids on both sides, found {' and '.join(missing)}")
+    ids = sorted(left)
+    comparison = compare_labels([left[i] for i in ids], [right[i] for i in ids], 0, seed=seed)
+    return {
+        "n": comparison.n,
+        "left": wilson(comparison.left, comparison.n).as_dict(),
+        "right": wilson(comparison.right, comparison.n).as_dict(),
+        **comparison.as_dict(),
+        "left_only_ids": [i for i in ids if left[i] and not right[i]],
+        "right_only_ids": [i for i in ids if right[i] and not left[i]],
+    }
 
 
 def difference_of_differences(
-    bf16: tuple[Sequence[bool], Sequence[bool]],
-    fp32: tuple[Sequence[bool], Sequence[bool]],
-    stream: int,
-    *,
-    seed: int = SEED,
+    bf16: tuple[Sequence[bool], Sequence[bool]], fp32: tuple[Sequence[bool], Sequence[bool]], stream: int
 ) -> Bootstrap:
     """Return how the accuracy effect changes with precision: (right - left) in FP32 minus that in BF16, paired by row.
 
     Each argument holds the correctness labels of the left and the right arm in one precision.
     """
-    for labels in (bf16[1], fp32[0], fp32[1]):
-        _same_length(bf16[0], labels)
-    effects = [[int(right) - int(left) for left, right in zip(*arms, strict=True)] for arms in (bf16, fp32)]
-    return paired_bootstrap([high - low for low, high in zip(*effects, strict=True)], seed, stream)
+    return paired_bootstrap(_differences(_differences(*bf16), _differences(*fp32)), SEED, stream)
 
 
-def _same_length(left: Sequence[object], right: Sequence[object]) -> None:
+def _differences(left: Sequence[int], right: Sequence[int]) -> list[int]:
     if len(left) != len(right):
         raise StatsInputError(f"paired comparison: expected equally many rows, found {len(left)} and {len(right)}")
+    return [int(b) - int(a) for a, b in zip(left, right, strict=True)]

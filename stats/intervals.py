@@ -13,15 +13,10 @@ from scipy.stats import binomtest
 
 from stats.errors import StatsInputError
 
-Z_MATRIX = 1.96
-"""Normal quantile of the matrix experiments' Wilson intervals (the plan's `matrix_wilson_z`)."""
-
-Z_TRANSPLANT = 1.959963984540054
-"""Normal quantile of the transplants' Wilson intervals (the plan's `transplant_wilson_z`)."""
-
-SEED = 20260728
-"""Bootstrap seed (the plan's `bootstrap_seed`)."""
-
+Z_MATRIX = 1.96  # normal quantile of the matrix experiments' Wilson intervals (the plan's `matrix_wilson_z`)
+Z_TRANSPLANT = 1.959963984540054  # of the transplants' (the plan's `transplant_wilson_z`)
+SEED = 20260728  # of the bootstrap (the plan's `bootstrap_seed`)
+# endpoint: offset added to the seed, so that endpoints draw independently (the plan's `bootstrap_streams`)
 STREAMS: dict[str, int] = {
     "matched_bf16": 0,
     "matched_fp32": 1,
@@ -33,11 +28,9 @@ STREAMS: dict[str, int] = {
     "fixed_bf16": 100,
     "fixed_fp32": 101,
 }
-"""Offset added to the seed for each endpoint (the plan's `bootstrap_streams`), so that endpoints draw independently."""
-
 REPLICATES = 20_000
 BLOCK = 1_000
-
+# the frozen plan's `uncertainty`, key for key
 UNCERTAINTY: dict[str, object] = {
     "accuracy": f"{REPLICATES:,} paired-problem percentile bootstrap replicates",
     "binary_rates": "Wilson 95% intervals",
@@ -47,7 +40,11 @@ UNCERTAINTY: dict[str, object] = {
     "matrix_wilson_z": Z_MATRIX,
     "transplant_wilson_z": Z_TRANSPLANT,
 }
-"""The frozen plan's `uncertainty`, key for key."""
+# Bootstrap.note: how a report says that there is no interval
+NO_INTERVAL = {
+    "degenerate": "no interval: every row has the same difference",
+    "too few": "no interval: fewer than two rows",
+}
 _DRAWS_AT_ONCE = 4_000_000
 
 
@@ -105,38 +102,18 @@ def mcnemar_exact(left_only: int, right_only: int) -> float:
     return float(binomtest(left_only, left_only + right_only, 0.5).pvalue)
 
 
-# Bootstrap.note: how a report says that there is no interval
-NO_INTERVAL = {
-    "degenerate": "no interval: every row has the same difference",
-    "too few": "no interval: fewer than two rows",
-}
-
-
 @dataclass(frozen=True)
 class Bootstrap:
     """Percentile interval of a mean paired difference, in percentage points."""
 
     n: int
     difference: float | None  # the mean x 100; None where n is 0
-    low: float | None  # None where n < 2
-    high: float | None
+    interval: list[float] | None  # [low, high]; None where n < 2
     note: str | None  # "degenerate": all differences are equal and the interval is a point; "too few": n < 2
 
-    @property
-    def interval(self) -> list[float] | None:
-        return None if self.low is None or self.high is None else [self.low, self.high]
-
     def as_dict(self) -> dict[str, object]:
-        """Return the JSON form: n and `effect_dict`; never NaN."""
-        return {"n": self.n, **self.effect_dict()}
-
-    def effect_dict(self) -> dict[str, object]:
-        """Return difference_points, bootstrap_95 and bootstrap_note."""
-        return {
-            "difference_points": self.difference,
-            "bootstrap_95": self.interval,
-            "bootstrap_note": self.note,
-        }
+        """Return the JSON form without n: difference_points, bootstrap_95 and bootstrap_note; never NaN."""
+        return {"difference_points": self.difference, "bootstrap_95": self.interval, "bootstrap_note": self.note}
 
 
 def paired_bootstrap(
@@ -145,14 +122,13 @@ def paired_bootstrap(
     stream: int = 0,
     *,
     replicates: int = REPLICATES,
-    block: int = BLOCK,
 ) -> Bootstrap:
     """Return the paired percentile bootstrap of the mean of `differences` [n]: bounds at 2.5 and 97.5 %, in points.
 
     The generator is `numpy.random.default_rng(seed + stream)`, local to the call. Replicates are drawn in blocks of
-    `block` x n integers in row-major order, so the same differences in the same order give the same bits. A large
-    block is drawn in slices; PCG64 carries its half-used word across calls, so the slices are the block's own rows.
-    Raises StatsInputError for a difference that is not finite.
+    `BLOCK` x n integers in row-major order, so the same differences in the same order give the same bits. A large
+    block is drawn in slices, which bounds memory for every n; PCG64 carries its half-used word across calls, so the
+    slices are the block's own rows. Raises StatsInputError for a difference that is not finite.
     """
     values = np.asarray(differences, dtype=np.float64)
     if values.ndim != 1:
@@ -163,20 +139,12 @@ def paired_bootstrap(
     n = len(values)
     difference = float(values.mean()) * 100.0 if n else None
     if n < 2:
-        return Bootstrap(n, difference, None, None, "too few")
-    means = _replicate_means(values, np.random.default_rng(seed + stream), replicates, block)
-    low, high = (float(q) for q in np.quantile(means * 100.0, [0.025, 0.975]))
-    return Bootstrap(n, difference, low, high, "degenerate" if bool((values == values[0]).all()) else None)
-
-
-def _replicate_means(values: np.ndarray, generator: np.random.Generator, replicates: int, block: int) -> np.ndarray:
-    """Return the means [replicates] of resamples of `values` [n]. Memory is bounded for every n."""
-    n = len(values)
-    rows = max(1, min(block, _DRAWS_AT_ONCE // n))
-    means = []
-    for start in range(0, replicates, block):
-        stop = min(start + block, replicates)
+        return Bootstrap(n, difference, None, "too few")
+    generator, rows, means = np.random.default_rng(seed + stream), max(1, min(BLOCK, _DRAWS_AT_ONCE // n)), []
+    for start in range(0, replicates, BLOCK):
+        stop = min(start + BLOCK, replicates)
         for first in range(start, stop, rows):
             drawn = generator.integers(0, n, size=(min(rows, stop - first), n))
             means.append(values[drawn].mean(axis=1))
-    return np.concatenate(means)
+    interval = [float(q) for q in np.quantile(np.concatenate(means) * 100.0, [0.025, 0.975])]
+    return Bootstrap(n, difference, interval, "degenerate" if bool((values == values[0]).all()) else None)

@@ -4,6 +4,7 @@ Source: the paper's sections on the bridge (12 rows), the transplants (24 + 8 ro
 (48 rows). A rule reads lengths, ids and, where it is stratified, the stratum; never an expected answer.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -28,8 +29,10 @@ def length_spread(items: Sequence[tuple[int, str]], k: int) -> list[int]:
 
     Equal lengths are ordered by row id, as strings. Raises StatsInputError for a repeated row id.
     """
-    _refuse_repeated([row_id for _, row_id in items])
-    order = sorted(range(len(items)), key=lambda index: items[index])
+    repeated = [row_id for row_id, times in Counter(row_id for _, row_id in items).items() if times > 1]
+    if repeated:
+        raise StatsInputError(f"length spread: expected each row id once, found {repeated[0]!r} again")
+    order = sorted(range(len(items)), key=items.__getitem__)
     return [order[position] for position in spread_positions(len(items), k)]
 
 
@@ -37,22 +40,13 @@ def stratified_spread(items: Sequence[tuple[int, str]], strata: Sequence[str], c
     """Return the indices of a length spread within each stratum of `counts` {stratum: rows wanted}, in that order.
 
     `strata` holds each item's stratum. A stratum with fewer rows than wanted gives all of them; the caller reports it.
-    Raises StatsInputError where items and strata differ in number.
+    Raises StatsInputError where items and strata differ in number, and for a repeated row id.
     """
     if len(items) != len(strata):
         raise StatsInputError(f"stratified spread: expected one stratum per item, found {len(items)} and {len(strata)}")
-    _refuse_repeated([row_id for _, row_id in items])
-    chosen: list[int] = []
+    chosen = length_spread(items, 0)  # refuses an id that two strata share
     for stratum, wanted in counts.items():
         members = [index for index, name in enumerate(strata) if name == stratum]
         spread = length_spread([items[index] for index in members], min(wanted, len(members)))
-        chosen.extend(members[position] for position in spread)
+        chosen += [members[position] for position in spread]
     return chosen
-
-
-def _refuse_repeated(row_ids: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for row_id in row_ids:
-        if row_id in seen:
-            raise StatsInputError(f"length spread: expected each row id once, found {row_id!r} again")
-        seen.add(row_id)

@@ -25,7 +25,6 @@ from decode.state import State, token_digest
 from experiments.carrier.sites import Site, sites
 from experiments.carrier.tables import carrier_summary
 from experiments.report.values import outcome, rate
-from experiments.run.designs import DONORS, follows
 from experiments.run.directory import ROWS
 from experiments.run.exits import run_command
 from experiments.run.experiment import (
@@ -49,6 +48,7 @@ from experiments.run.records import Gates, Panel, PanelRow, Row, Summary
 from experiments.run.tasks import RowName, longest_continuation
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
+from stats.donors import DONORS, follows
 from stats.endpoints import first_divergence
 
 RULE = "divergent BF16 rows of the source, evenly spaced order statistics after sorting by (prefix length, row id)"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.run.designs import SIDES
 from experiments.run.inputs import panel_counts
 from experiments.run.records import Panel, Row, Summary
 from experiments.run.summary import run_summary
+from stats.donors import SIDES
 from stats.intervals import Z_TRANSPLANT, wilson
 
 

@@ -8,8 +8,9 @@ every layer. `checkpoint_alias`: C0 for the transplants, C1 for the replication.
 from collections.abc import Callable
 from typing import Any
 
-from experiments.run.designs import INTO_INCREMENTAL, INTO_PREFILL, donor_rows
+from experiments.run.designs import donor_rows
 from minimodel.errors import refuse
+from stats.donors import INTO_INCREMENTAL, INTO_PREFILL
 
 Row = dict[str, Any]
 Line = dict[str, object]
@@ -130,8 +131,7 @@ def transplant_line(row: Row, alias: str, basis: str) -> Line:
         ),
         **{f"{name}_suffix_sha256": row["arms"][arm]["suffix_sha256"] for name, arm in arms.items()},
         "baseline_divergent": donor.divergent,
-        f"{INTO_PREFILL}_recovers_donor": donor.prefill_recipient_follows_donor,
-        f"{INTO_INCREMENTAL}_recovers_donor": donor.incremental_recipient_follows_donor,
+        **{f"{arm}_recovers_donor": side == "donor" for arm, side in donor.sides.items()},
         "bidirectional_donor_recovery": donor.recovers_both,
         "exact_control_novel_trajectory": not donor.divergent and donor.novel,
         "integrity_pass": row["passed"],

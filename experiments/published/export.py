@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.published.columns import AUDIT_FLAGS, AUDIT_LEAVES, FILES, Line, audit_leaves
-from experiments.run.designs import INTO_INCREMENTAL, INTO_PREFILL
 from experiments.run.directory import Run, read_finished
 from experiments.run.ledger import write_whole
 from minimodel.errors import InputError, refuse
+from stats.donors import INTO_INCREMENTAL, INTO_PREFILL
 from stats.published.claims import SCHEMA
 
 CLAIMS, PLAN = "paper_claims.json", "analysis_plan.json"

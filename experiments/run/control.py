@@ -246,8 +246,8 @@ def control_summary(experiment: str, dtype: str, panel: Panel, rows: Sequence[Ro
         "compared_rows": len(pairs),
         "token_disagreement": disagreement([pair["tokens"]["exact"] for pair in pairs]).as_dict(),
         "logprob_disagreement": disagreement([entry["exact"] for entry in logprobs]).as_dict(),
-        "first_token_divergence": divergence_spread([pair["tokens"]["first_divergence"] for pair in pairs]).as_dict(),
-        "first_logprob_divergence": divergence_spread([entry["first_divergence"] for entry in logprobs]).as_dict(),
+        "first_token_divergence": divergence_spread([pair["tokens"]["first_divergence"] for pair in pairs]),
+        "first_logprob_divergence": divergence_spread([entry["first_divergence"] for entry in logprobs]),
         "max_abs_aligned": max((entry["max_abs_aligned"] for entry in logprobs), default=None),
         "max_abs_shared": max((entry["max_abs_shared"] for entry in logprobs), default=None),
     }

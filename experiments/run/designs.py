@@ -24,8 +24,8 @@ from experiments.run.saving import NOTHING_SAVED, Saving
 from experiments.run.summary import pair_summary, run_summary
 from experiments.run.tasks import RowName, Task, longest_continuation, longest_row
 from minimodel.decoder import Decoder
-from stats.donors import DonorEndpoints, DonorRow, donor_endpoints
-from stats.intervals import STREAMS, Z_TRANSPLANT
+from stats.donors import DONORS, INTO_INCREMENTAL, INTO_PREFILL, SIDES, DonorRow, donor_endpoints
+from stats.intervals import STREAMS, Z_TRANSPLANT, Proportion
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,7 @@ def matrix_summary(dtype: str, rows: Sequence[Row]) -> Summary:
     return run_summary("matrix", dtype, rows, {**pair_summary(rows, "live", "prefill", stream)})
 
 
-INTO_PREFILL, INTO_INCREMENTAL = "incremental_cache_into_prefill", "prefill_cache_into_incremental"
 NATIVE = ("incremental", "incremental_replica", "prefill", "prefill_replica")
-DONORS = {INTO_PREFILL: ("incremental", "prefill"), INTO_INCREMENTAL: ("prefill", "incremental")}  # donor, recipient
-SIDES = ("donor", "recipient", "neither")
-
-
-def follows(suffix: object, donor: object, recipient: object) -> str:
-    """Returns whose trajectory a suffix repeats from the boundary to the end, a name of `SIDES`."""
-    return "donor" if suffix == donor else "recipient" if suffix == recipient else "neither"
 
 
 @dataclass(frozen=True)
@@ -189,7 +181,7 @@ def raw_argmax(boundary: Boundary) -> int:
 
 def donor_row(suffixes: Mapping[str, Any]) -> DonorRow:
     """Returns the four suffixes of a row, by arm, that donor recovery is about."""
-    return DonorRow(suffixes["incremental"], suffixes["prefill"], suffixes[INTO_PREFILL], suffixes[INTO_INCREMENTAL])
+    return DonorRow(*(suffixes[arm] for arm in DonorRow._fields))
 
 
 def donor_rows(rows: Sequence[Mapping[str, Any]]) -> list[DonorRow]:
@@ -201,21 +193,27 @@ def _outcome(donor: DonorRow) -> dict[str, bool]:
     """Returns the row's `donor`: recovery means something on divergent rows, `novel` on exact ones."""
     return {
         "divergent": donor.divergent,
-        f"{INTO_PREFILL}_recovers": donor.prefill_recipient_follows_donor,
-        f"{INTO_INCREMENTAL}_recovers": donor.incremental_recipient_follows_donor,
+        **{f"{arm}_recovers": side == "donor" for arm, side in donor.sides.items()},
         "recovers_both": donor.recovers_both,
         "novel": donor.novel,
     }
 
 
-def donor_summary(rows: Sequence[Row]) -> tuple[DonorEndpoints, Endpoints]:
+def donor_summary(rows: Sequence[Row]) -> tuple[dict[str, Proportion], Endpoints]:
     """Returns the registered endpoints, and the summary's part that holds them beside incremental against prefill."""
     found = donor_rows(rows)
     endpoints = donor_endpoints(found)
-    grid = {}
-    for arm, (donor, recipient) in DONORS.items():
-        divergent = [[getattr(row, name) for name in (arm, donor, recipient)] for row in found if row.divergent]
-        sides = [follows(*suffixes) for suffixes in divergent]
-        grid[arm] = {side: sides.count(side) for side in SIDES}
-    pair = pair_summary(rows, "incremental", "prefill", z=Z_TRANSPLANT)
-    return endpoints, {**pair, "endpoints": endpoints.as_dict(), "grid": grid}
+    blocks = {name: rate.as_dict() for name, rate in endpoints.items()}
+    registered = {
+        "rows": len(found),
+        "baseline_divergence": blocks["baseline_divergence"],
+        "baseline_exact_rows": endpoints["exact_control_novel_trajectory"].n,
+        **blocks,
+    }
+    sides = {arm: [row.sides[arm] for row in found if row.divergent] for arm in DONORS}
+    grid = {arm: {side: followed.count(side) for side in SIDES} for arm, followed in sides.items()}
+    return endpoints, {
+        **pair_summary(rows, "incremental", "prefill", z=Z_TRANSPLANT),
+        "endpoints": registered,
+        "grid": grid,
+    }

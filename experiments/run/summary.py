@@ -41,7 +41,7 @@ def pair_summary(rows: Sequence[Row], left: str, right: str, stream: int = 0, z:
         "merge_disagreement": disagreement([pair["merge_equal"] for pair in pairs], z).as_dict(),
         "answer_tokens_disagreement": disagreement([pair["answer_tokens_equal"] for pair in pairs], z).as_dict(),
         **scored,
-        "first_divergence": divergence_spread(divergences).as_dict(),
+        "first_divergence": divergence_spread(divergences),
         "first_token_divergence_rows": divergences.count(0),
         "cache": _drift([pair["cache"] for pair in pairs]),
         "logits": _drift([pair["logits"] for pair in pairs]),
@@ -136,7 +136,7 @@ def cross_precision(rows: Sequence[Row], left: str, right: str, arms: tuple[str,
         "prefix_identity": wilson(sum(same), len(same), Z_MATRIX).as_dict(),
         "functional_state_identity": wilson(sum(len(one) == 1 for one in states), len(states), Z_MATRIX).as_dict(),
         **reductions,
-        "accuracy_difference_of_differences": effect.as_dict(),
+        "accuracy_difference_of_differences": {"n": effect.n, **effect.as_dict()},
     }
 
 

@@ -7,7 +7,7 @@ be entered at every position have an upper count.
 
 import json
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stats.answers.letters import MAX_CHOICES, lone_letter
 from stats.answers.numbers import parse_number
@@ -23,44 +23,39 @@ _HASHES = re.compile(r"^[ \t]{0,3}####[ \t]*(?P<content>[^\n]*)$", re.MULTILINE)
 _BULLET = re.compile(r"\A\s*(?:[-*+•]|#{1,6}|>)\s+(?=\S)")
 _FIRST_ITEM = re.compile(r"\s*1[.)]\s+(?=\S)")
 _ITEM = re.compile(r"\s*(?:[-*+•]|[0-9]{1,2}[.)])\s+\S")
-_DIGIT = re.compile(r"[0-9]")
 
 
-@dataclass(frozen=True)
-class Explicit:
+class Explicit(NamedTuple):
     """An explicit statement."""
 
-    start: int  # its position in the text
+    start: int  # its position in the text, -1 for one that is cut off
     end: int  # the position after it
     content: str | None  # what it states, None where it is ambiguous or cut off
 
 
-def last_explicit(text: str, choices: int) -> Explicit | None:
-    r"""Return the last explicit statement of `text`. One that is cut off counts only if no complete one precedes it."""
-    found = [last_box(text), _last_answer_line(text), _last_tag(text), _hashes(text, choices)]
-    complete = [explicit for explicit in found if explicit is not None]
-    if complete:
-        return max(complete, key=lambda explicit: explicit.start)
-    return Explicit(0, len(text), None) if opens_box(text) or _TAG.search(text) else None
+def last_explicit(text: str) -> Explicit | None:
+    r"""Return the last explicit statement of `text`. One that is cut off counts only where there is no complete one."""
+    found = (last_box(text), _last_answer_line(text), _last_tag(text), _last_hashes(text))
+    return max((one for one in found if one), key=lambda one: one.start, default=None)
 
 
 def last_box(text: str) -> Explicit | None:
-    r"""Return the last complete, balanced `\boxed{...}`; the inner one of nested boxes."""
-    open_braces: list[tuple[bool, int, int]] = []
-    best: tuple[int, int, int] | None = None
+    r"""Return the last complete, balanced `\boxed{...}`, the inner one of nested boxes; else one that is cut off."""
+    open_braces: list[re.Match[str]] = []
+    best: Explicit | None = None
     for part in _BOX_PART.finditer(text):
         if part["box"] or part[0] == "{":
-            open_braces.append((part["box"] is not None, part.start(), part.end()))
+            open_braces.append(part)
+            best = best or (_cut_off(text) if part["box"] else None)
         elif part[0] == "}" and open_braces:
-            is_box, start, inside = open_braces.pop()
-            if is_box and (best is None or start > best[0]):
-                best = (start, inside, part.start())
-    return None if best is None else Explicit(best[0], best[2] + 1, text[best[1] : best[2]])
+            opened = open_braces.pop()
+            if opened["box"] and (best is None or opened.start() > best.start):
+                best = Explicit(opened.start(), part.end(), text[opened.end() : part.start()])
+    return best
 
 
-def opens_box(text: str) -> bool:
-    """Return whether `text` opens a box at all, complete or cut off."""
-    return any(part["box"] for part in _BOX_PART.finditer(text))
+def _cut_off(text: str) -> Explicit:
+    return Explicit(-1, len(text), None)
 
 
 def unmarked(line: str) -> str | None:
@@ -71,39 +66,36 @@ def unmarked(line: str) -> str | None:
     line = _BULLET.sub("", line, count=1)
     item = _FIRST_ITEM.match(line)
     rest = line[item.end() :] if item else ""
-    if parse_number(rest) is not None or lone_letter(rest, MAX_CHOICES):
+    if _is_answer(rest):
         return rest
-    return None if _DIGIT.search(rest) else line
+    return None if re.search("[0-9]", rest) else line
+
+
+def _is_answer(text: str) -> bool:
+    return parse_number(text) is not None or lone_letter(text, MAX_CHOICES) is not None
 
 
 def _last_answer_line(text: str) -> Explicit | None:
     """Return the last "Answer:" with the rest of its line, or the next line that is not blank."""
-    match = max(_ANSWER_LINE.finditer(text), key=lambda found: found.start(), default=None)
-    if match is None:
+    found = [*_ANSWER_LINE.finditer(text)]
+    if not found:
         return None
+    match = found[-1]
     if '"' in match["mark"] and text[match.start() - 1 : match.start()] == '"':
         return _json(text, match)
     rest = text[match.end() :]
     following = lines(rest)
     if not following:
         return Explicit(match.start(), len(text), "")
-    line = following[0]
-    start = match.end() + rest.index(line)
-    first = sentences(line)[0]
-    end = start + first.start + len(first.text)
-    content: str | None = line
-    if rest[: rest.index(line)].strip(" *_\"'"):  # the content is on a line below
-        items = [item for item in following[:2] if _ITEM.match(item)]
-        content = None if len(items) == 2 else unmarked(line)
-    if content is not None and _two_numbers(content):
-        content = None
-    return Explicit(match.start(), end, content)
-
-
-def _two_numbers(line: str) -> bool:
-    """Whether "2. 72" leaves open which of the two is the answer."""
-    head, dot, rest = line.partition(". ")
-    return bool(dot) and parse_number(head) is not None and parse_number(rest) is not None
+    content: str | None = following[0]
+    place = rest.index(following[0])
+    first = sentences(following[0])[0]
+    if rest[:place].strip(" *_\"'"):  # the content is on a line below
+        content = None if sum(_ITEM.match(item) is not None for item in following[:2]) == 2 else unmarked(following[0])
+    head, dot, tail = (content or "").partition(". ")
+    if dot and parse_number(head) is not None and parse_number(tail) is not None:
+        content = None  # "2. 72" leaves open which of the two is the answer
+    return Explicit(match.start(), match.end() + place + first.start + len(first.text), content)
 
 
 def _json(text: str, key: re.Match[str]) -> Explicit:
@@ -116,27 +108,19 @@ def _json(text: str, key: re.Match[str]) -> Explicit:
         try:
             content = json.loads(content, strict=False)
         except ValueError:
-            return Explicit(key.start(), value.end(), None)
+            content = None
     return Explicit(key.start(), value.end(), content)
 
 
 def _last_tag(text: str) -> Explicit | None:
-    found = None
-    for match in _TAG.finditer(text):
-        if match["end"]:
-            found = Explicit(match.start(), match.end(), match["content"])
-    return found
+    found = [Explicit(*m.span(), m["content"]) if m["end"] else _cut_off(text) for m in _TAG.finditer(text)]
+    return max(found, key=lambda one: one.start, default=None)
 
 
-def _hashes(text: str, choices: int) -> Explicit | None:
+def _last_hashes(text: str) -> Explicit | None:
     """Return the `#### 72` line; headings such as `#### Step 1` are none, and two lines that differ are ambiguous."""
-    found = [
-        match
-        for match in _HASHES.finditer(text)
-        if parse_number(match["content"]) is not None or lone_letter(match["content"], choices)
-    ]
+    found = [match for match in _HASHES.finditer(text) if _is_answer(match["content"])]
     if not found:
         return None
-    last = found[-1]
-    same = {match["content"].strip() for match in found} == {last["content"].strip()}
-    return Explicit(last.start(), last.end(), last["content"] if same else None)
+    same = len({match["content"].strip() for match in found}) == 1
+    return Explicit(*found[-1].span(), found[-1]["content"] if same else None)

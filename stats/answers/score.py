@@ -19,13 +19,12 @@ scoring section ("normalizes answer blocks, multiple-choice forms, and common ma
 
 import re
 import string
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from stats.answers.explicit import last_box, last_explicit, opens_box, unmarked
-from stats.answers.letters import MAX_CHOICES, Stated, declared_letter, hinted_letter, lone_letter, only_letter
-from stats.answers.numbers import format_number, parse_number
-from stats.answers.quantity import stated_alone, stated_number
+from stats.answers.explicit import last_box, last_explicit, unmarked
+from stats.answers.letters import AMBIGUOUS, MAX_CHOICES, declared_letter, hinted_letter, lone_letter, only_letter
+from stats.answers.numbers import only_number, stated_alone, stated_number
 from stats.answers.text import Sentence, lines, plain_characters, sentences
 from stats.errors import StatsInputError
 
@@ -44,8 +43,7 @@ _CONCLUSION = re.compile(
 _LABEL = re.compile(r"[\s*_(\"]{0,6}[A-Z]\s?[).:](?:[\s*_]|\Z)")
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """The score of one answer text."""
 
     answer: str | None  # the stated answer in its one spelling: a letter or a number
@@ -64,7 +62,7 @@ def canonical(text: str, choices: int) -> str | None:
     """Return the one spelling of a bare answer ("(c)" is C, "35%" is 0.35), or None. Idempotent."""
     _check_choices(choices)
     stated = _bare(plain_characters(text), choices)
-    return stated.answer if stated else None
+    return None if stated == AMBIGUOUS else stated
 
 
 def expected_answer(answer: str, choices: int) -> str:
@@ -72,11 +70,10 @@ def expected_answer(answer: str, choices: int) -> str:
 
     Raises StatsInputError where no text could ever match it.
     """
-    _check_choices(choices)
     normal = canonical(answer, choices)
     if normal is None and "####" in answer:
-        explicit = last_explicit(plain_characters(answer), choices)
-        normal = canonical(explicit.content, choices) if explicit and explicit.content else None
+        explicit = last_explicit(plain_characters(answer))
+        normal = canonical(explicit.content or "", choices) if explicit else None
     if normal is None or (choices and normal not in string.ascii_uppercase[:choices]):
         kind = f"a letter from A to {string.ascii_uppercase[choices - 1]}" if choices else "a number without a unit"
         raise StatsInputError(f"answer: expected {kind}, found {answer[:80]!r}")
@@ -89,93 +86,71 @@ def extract_answer(text: str, choices: int) -> str | None:
     """
     _check_choices(choices)
     text = plain_characters(text)
-    explicit = last_explicit(text, choices)
+    explicit = last_explicit(text)
     if explicit is None:
-        return _last_statement(sentences(text), choices, text)
-    stated = _content(explicit.content, choices)
-    later = sentences(text[explicit.end :])
-    kinds = [_declared_letter] if stated.answer in set(string.ascii_uppercase) else [_declared_letter, _declared_number]
-    for declared in kinds:
-        for i in reversed(range(len(later))):
-            correction = declared(later[i], choices)
-            if correction is not None:
-                return _unless_taken_back(correction, later[i + 1 :])
-    return _unless_taken_back(stated, later)
+        kinds = (_declared_letter, hinted_letter, _declared_number)
+        decided = _last(sentences(text), kinds, choices) or _lone_line(lines(text), choices)
+    else:
+        stated = _content(explicit.content, choices)
+        later = sentences(text[explicit.end :])
+        is_number = stated is None or stated not in string.ascii_uppercase
+        decided = _last(later, (_declared_letter, _declared_number)[: 1 + is_number], choices) or (stated, later)
+    stated, after = decided
+    return None if stated == AMBIGUOUS or any(_TAKES_BACK.match(one.text) for one in after) else stated
 
 
-def _last_statement(found: Sequence[Sentence], choices: int, text: str) -> str | None:
-    for kind in (_declared_letter, _hinted_letter, _declared_number):
+def _last(
+    found: list[Sentence], kinds: Sequence[Callable[[str, int], str | None]], choices: int
+) -> tuple[str | None, list[Sentence]] | None:
+    """Return what the last sentence states in the first of the `kinds` that any states, and the sentences after it."""
+    for states in kinds:
         for i in reversed(range(len(found))):
-            stated = kind(found[i], choices)
+            stated = None if found[i].asks else states(found[i].text, choices)
             if stated is not None:
-                return _unless_taken_back(stated, found[i + 1 :])
-    return _bare_lines(lines(text), choices)
-
-
-def _unless_taken_back(stated: Stated, later: Sequence[Sentence]) -> str | None:
-    return None if any(_TAKES_BACK.match(sentence.text) for sentence in later) else stated.answer
-
-
-def _declared_letter(sentence: Sentence, choices: int) -> Stated | None:
-    if not choices or sentence.asks:
-        return None
-    corrected = hinted_letter(sentence.text, choices) if _TAKES_BACK.match(sentence.text) else None
-    return declared_letter(sentence.text, choices) or corrected
-
-
-def _hinted_letter(sentence: Sentence, choices: int) -> Stated | None:
-    return hinted_letter(sentence.text, choices) if choices and not sentence.asks else None
-
-
-def _declared_number(sentence: Sentence, choices: int) -> Stated | None:
-    """Return the number of "The answer is 17", "Therefore, 17" and "Wait, it should be 17"."""
-    if sentence.asks:
-        return None
-    conclusion = _CONCLUSION.match(sentence.text)
-    number = parse_number(sentence.text[conclusion.end() :]) if conclusion else None
-    if number is not None:
-        return Stated(format_number(number))
-    word = _ANSWER_WORD.search(sentence.text)
-    if word is None and _TAKES_BACK.match(sentence.text):
-        word = _CORRECTED.search(sentence.text)
-    stated = stated_number(sentence.text[word.end() :]) if word else None
-    return None if stated is None else Stated(stated)
-
-
-def _content(content: str | None, choices: int) -> Stated:
-    """Return the answer in an explicit statement's content."""
-    if content is None:
-        return Stated(None)
-    box = last_box(content)
-    if box is None and opens_box(content):
-        return Stated(None)
-    content = box.content or "" if box else content
-    first = next((sentence.text for sentence in sentences(content)), "")
-    stated = _bare(content, choices) or _bare(first, choices) or (only_letter(first, choices) if choices else None)
-    return stated or Stated(stated_number(first))
-
-
-def _bare_lines(found: list[str], choices: int) -> str | None:
-    for line, later in ((found[-1], []), (found[0], found[1:])) if found else ():
-        content = unmarked(line)
-        stated = _bare(content, choices) if content is not None else None
-        if stated is None and choices and _LABEL.match(line):
-            stated = only_letter(line, choices)
-        if stated is None and content is not None:
-            number = stated_alone(content)
-            stated = Stated(number) if number is not None else None
-        if stated is not None:
-            return None if any(map(_TAKES_BACK.match, later)) else stated.answer
+                return stated, found[i + 1 :]
     return None
 
 
-def _bare(text: str, choices: int) -> Stated | None:
+def _declared_letter(sentence: str, choices: int) -> str | None:
+    corrected = hinted_letter(sentence, choices) if _TAKES_BACK.match(sentence) else None
+    return declared_letter(sentence, choices) or corrected
+
+
+def _declared_number(sentence: str, choices: int) -> str | None:
+    """Return the number of "The answer is 17", "Therefore, 17" and "Wait, it should be 17"."""
+    conclusion = _CONCLUSION.match(sentence)
+    number = only_number(sentence[conclusion.end() :]) if conclusion else None
+    word = _ANSWER_WORD.search(sentence) or (_CORRECTED.search(sentence) if _TAKES_BACK.match(sentence) else None)
+    return number or (stated_number(sentence[word.end() :]) if word else None)
+
+
+def _content(content: str | None, choices: int) -> str | None:
+    """Return the answer in an explicit statement's content."""
+    box = last_box(content or "")
+    content = box.content if box else content
+    if content is None:
+        return None
+    first = next((sentence.text for sentence in sentences(content)), "")
+    letter = _bare(content, choices) or _bare(first, choices) or only_letter(first, choices)
+    return letter or stated_number(first)
+
+
+def _lone_line(found: list[str], choices: int) -> tuple[str | None, list[Sentence]]:
+    """Return the answer that is the whole of the last or the first line, and the lines after it."""
+    for i in (-1, 0) if found else ():
+        content = unmarked(found[i])
+        stated = _bare(content or "", choices)
+        if stated is None and _LABEL.match(found[i]):
+            stated = only_letter(found[i], choices)
+        stated = stated or stated_alone(content or "")
+        if stated is not None:
+            return stated, [Sentence(line, 0, False) for line in found[i:][1:]]
+    return None, []
+
+
+def _bare(text: str, choices: int) -> str | None:
     """Return the answer that is the whole of `text`, if it is one."""
-    letter = lone_letter(text, choices) if choices else None
-    if letter is not None:
-        return letter
-    number = parse_number(text)
-    return None if number is None else Stated(format_number(number))
+    return lone_letter(text, choices) or only_number(text)
 
 
 def _check_choices(choices: int) -> None:

@@ -1,13 +1,16 @@
 """Splits text into lines and sentences, after mapping look-alike characters to ASCII."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
-MAX_SENTENCE = 2_000
-"""A longer sentence is not read: an answer block holds 64 tokens."""
+MAX_SENTENCE = 2_000  # characters; a longer sentence is not read, as an answer block holds 64 tokens
 
-_LINE_END = re.compile(r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-_SENTENCE_END = re.compile(r"[.!?](?=[*_)\"'$]{0,3}(?:\s|\Z))|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+_LINE_END = r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"
+_SENTENCE = re.compile(
+    rf"(?P<text>.*?)(?:(?P<mark>[.!?])(?=[*_)\"'$]{{0,3}}(?:\s|\Z))|{_LINE_END}|\Z)",
+    re.DOTALL,
+)
+_REASON = re.compile(r"\b(?:because|since)\b", re.IGNORECASE)
 _ALPHANUMERIC = re.compile(r"\w")
 _TRANSLATION: dict[int, str | None] = {
     **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
@@ -20,13 +23,23 @@ _TRANSLATION: dict[int, str | None] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
+class Sentence(NamedTuple):
     """One sentence, without its closing mark."""
 
     text: str
     start: int  # position of its first character in the whole text
     asks: bool  # whether it ends in a question mark
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of `text`, split at spaces."""
+    return frozenset(text.split())
+
+
+def before_reason(text: str, stated: re.Pattern[str]) -> str:
+    """Return `text` up to "because" or "since" where `stated` is found before it, else all of it."""
+    reason = _REASON.search(text)
+    return text[: reason.start()] if reason and stated.search(text, 0, reason.start()) else text
 
 
 def plain_characters(text: str) -> str:
@@ -40,17 +53,14 @@ def plain_characters(text: str) -> str:
 
 def lines(text: str) -> list[str]:
     """Return the lines of `text` that hold a letter or digit."""
-    return [line for line in _LINE_END.split(text) if line and _ALPHANUMERIC.search(line)]
+    return [line for line in re.split(_LINE_END, text) if _ALPHANUMERIC.search(line)]
 
 
 def sentences(text: str) -> list[Sentence]:
-    """Return the sentences of `text`: cut after `.`, `!` or `?` before a space, and at line ends. Those without a
-    letter or digit are left out.
+    """Return the sentences of `text` that hold a letter or digit: cut after `.`, `!` or `?` before a space, and at
+    line ends.
     """
-    found, start = [], 0
-    for end in (*_SENTENCE_END.finditer(text), None):
-        sentence = text[start : end.start() if end else len(text)]
-        if sentence and _ALPHANUMERIC.search(sentence):
-            found.append(Sentence(sentence, start, end is not None and end[0] == "?"))
-        start = end.end() if end else len(text)
-    return found
+    found = _SENTENCE.finditer(text)
+    return [
+        Sentence(one["text"], one.start(), one["mark"] == "?") for one in found if _ALPHANUMERIC.search(one["text"])
+    ]

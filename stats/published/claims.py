@@ -1,29 +1,19 @@
 """Every published claim beside its recomputation from the released rows."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stats.errors import StatsInputError
 from stats.intervals import UNCERTAINTY
-from stats.published.ledgers import audit_claims, bridge_claims, stock_claims, transplant_claims
-from stats.published.matrices import (
-    PRECISIONS,
-    by_precision,
-    cross_precision_claims,
-    matrix_claims,
-    prefix_equal_rows,
-    relative_l2_median,
-)
-from stats.published.tables import read_rows
+from stats.published import ledgers
+from stats.published.tables import read_precisions, read_rows
 
 SCHEMA = "stage-replay-paper-claims-v1"
 MISSING = "(missing)"
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """One leaf of the claims."""
 
     name: str  # its path
@@ -46,49 +36,41 @@ def recompute(published: Mapping[str, Any], plan: Mapping[str, Any], data: Path)
     if published.get("schema") != SCHEMA:
         found = str(published.get("schema"))[:80]
         raise StatsInputError(f"paper_claims.json: expected schema {SCHEMA!r}, found {found!r}")
-    _check_plan(plan.get("uncertainty"))
-    claims = {name: value for name, value in published.items() if name != "schema"}
-    left, right = dict(_leaves(claims)), dict(_leaves(recomputed_claims(data)))
-    return [
-        Claim(name, left.get(name, MISSING), right.get(name, MISSING)) for name in sorted(left.keys() | right.keys())
-    ]
+    uncertainty = plan.get("uncertainty")
+    for name, ours in UNCERTAINTY.items():
+        theirs = uncertainty.get(name, MISSING) if isinstance(uncertainty, dict) else MISSING
+        if theirs != ours and not isinstance(ours, str):  # a string is a description
+            raise StatsInputError(f"analysis_plan.json: expected uncertainty.{name} {ours}, found {theirs}")
+    left = dict(_leaves({name: value for name, value in published.items() if name != "schema"}))
+    right = dict(_leaves(_recomputed(data)))
+    return [Claim(name, left.get(name, MISSING), right.get(name, MISSING)) for name in sorted({**left, **right})]
 
 
-def recomputed_claims(data: Path) -> dict[str, object]:
+def _recomputed(data: Path) -> dict[str, object]:
     """Return the claims of the seven CSV files in `data`, nested as in paper_claims.json."""
-    matched = by_precision(read_rows(data / "matched_live_prefill.csv", ("precision", "row_id")))
-    fixed = by_precision(read_rows(data / "fixed_prefix_2x2.csv", ("precision", "row_id")))
+    matched, fixed = (read_precisions(data / f"{name}.csv") for name in ("matched_live_prefill", "fixed_prefix_2x2"))
     return {
         "matched_live_prefill": {
-            **{name: matrix_claims(matched[name], "live", f"matched_{name}") for name in PRECISIONS},
-            "cross_precision_prefix_exact_rows": prefix_equal_rows(matched),
+            **{name: ledgers.matrix_claims(rows, "live", f"matched_{name}") for name, rows in matched.items()},
+            "cross_precision_prefix_exact_rows": ledgers.prefix_equal_rows(matched),
         },
         "fixed_prefix_2x2": {
             **{
                 name: {
-                    **matrix_claims(fixed[name], "incremental", f"fixed_{name}"),
-                    "cache_relative_l2_diff_median": relative_l2_median(fixed[name]),
+                    **ledgers.matrix_claims(rows, "incremental", f"fixed_{name}"),
+                    "cache_relative_l2_diff_median": ledgers.relative_l2_median(rows),
                 }
-                for name in PRECISIONS
+                for name, rows in fixed.items()
             },
-            "cross_precision": cross_precision_claims(fixed, "incremental"),
-            "cross_precision_prefix_exact_rows": prefix_equal_rows(fixed),
+            "cross_precision": ledgers.cross_precision_claims(fixed, "incremental"),
+            "cross_precision_prefix_exact_rows": ledgers.prefix_equal_rows(fixed),
         },
-        "prospective_bridge": bridge_claims(read_rows(data / "live_teacher_bridge.csv")),
-        "historical_bridge": audit_claims(read_rows(data / "historical_bridge_audit.csv")),
-        "transplant_primary": transplant_claims(read_rows(data / "kv_transplant_primary.csv")),
-        "transplant_later": transplant_claims(read_rows(data / "kv_transplant_later.csv")),
-        "stock_qwen_diagnostic": stock_claims(read_rows(data / "stock_qwen_control.csv")),
+        "prospective_bridge": ledgers.bridge_claims(read_rows(data / "live_teacher_bridge.csv")),
+        "historical_bridge": ledgers.audit_claims(read_rows(data / "historical_bridge_audit.csv")),
+        "transplant_primary": ledgers.transplant_claims(read_rows(data / "kv_transplant_primary.csv")),
+        "transplant_later": ledgers.transplant_claims(read_rows(data / "kv_transplant_later.csv")),
+        "stock_qwen_diagnostic": ledgers.stock_claims(read_rows(data / "stock_qwen_control.csv")),
     }
-
-
-def _check_plan(uncertainty: Any) -> None:
-    for name, ours in UNCERTAINTY.items():
-        if isinstance(ours, str):  # a description, not a number
-            continue
-        theirs = uncertainty.get(name, MISSING) if isinstance(uncertainty, dict) else MISSING
-        if theirs != ours:
-            raise StatsInputError(f"analysis_plan.json: expected uncertainty.{name} {ours}, found {theirs}")
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, object]]:

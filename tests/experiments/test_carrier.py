@@ -12,10 +12,10 @@ from experiments.carrier.__main__ import Carrier
 from experiments.carrier.sites import sites
 from experiments.carrier.tables import carrier_summary
 from experiments.report.summaries import run_report
-from experiments.run.designs import DONORS, INTO_PREFILL, follows
 from experiments.run.inputs import Prefix, panel_record
 from experiments.run.progress import Progress
 from minimodel.roles import ROLE_NAMES
+from stats.donors import DONORS, INTO_PREFILL, follows
 from tests.experiments.runs import ledger, one_line, open_finished, rewrite, run
 
 FP32 = ("--dtype", "fp32")

@@ -7,9 +7,14 @@ import shutil
 import pytest
 
 from experiments.published.columns import FILES
-from stats.published.ledgers import bridge_claims, stock_claims, transplant_claims
-from stats.published.matrices import by_precision, cross_precision_claims, matrix_claims
-from stats.published.tables import read_rows
+from stats.published.ledgers import (
+    bridge_claims,
+    cross_precision_claims,
+    matrix_claims,
+    stock_claims,
+    transplant_claims,
+)
+from stats.published.tables import read_precisions, read_rows
 from tests.experiments.runs import call, ledger, one_line, rewrite
 from tests.stats import synthetic
 
@@ -45,7 +50,7 @@ def same_rate(claim, block):
     ("fixed_prefix", "fixed_prefix_2x2.csv", "incremental"),
 ])  # fmt: skip
 def test_a_matrix_read_back_gives_its_summary(runs, data, name, file, left):
-    split = by_precision(read_rows(data / file, ("precision", "row_id")))
+    split = read_precisions(data / file)
     for dtype in ("bf16", "fp32"):
         if name == "matrix":
             summary = summary_of(runs["matrix" if dtype == "bf16" else "matrix-fp32"])
@@ -68,9 +73,7 @@ def test_a_matrix_read_back_gives_its_summary(runs, data, name, file, left):
 
 
 def test_the_crossing_read_back_gives_its_summary(runs, data):
-    claims = cross_precision_claims(
-        by_precision(read_rows(data / "fixed_prefix_2x2.csv", ("precision", "row_id"))), "incremental"
-    )
+    claims = cross_precision_claims(read_precisions(data / "fixed_prefix_2x2.csv"), "incremental")
     crossed = summary_of(runs["fixed_prefix"])["cross_precision"]
     for claim, key in (("suffix_mismatch", "suffix_disagreement"), ("logits_mismatch", "logits_disagreement")):
         mine, theirs = crossed[key], claims[claim]
