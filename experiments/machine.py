@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from experiments.run.exits import DONE, one_line, run_command
 from experiments.run.ledger import write_whole
 from experiments.run.options import DEVICE, THREADS, checkpoint_option
 from minimodel.checkpoint import Checkpoint, file_digests, open_checkpoint
+from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 from minimodel.load import decoder_from
@@ -43,17 +45,13 @@ STEPS, UNTIMED = 24, 8
 BUFFER = 256 << 20  # bytes of the streaming read
 
 
-def machine(checkpoint: Checkpoint, contract: Contract, device: str, threads: int) -> dict[str, Any]:
+def machine(checkpoint: Checkpoint, device: str, threads: int) -> dict[str, Any]:
     """Returns machine.json's object: record of the machine, read bandwidth, and a row per dtype and kernels."""
     first = NumericContract("fp32", device, threads=threads)
     first.apply()
     read = StreamingRead(first.torch_device, BUFFER)
     speed = 1e-9 / min(read() for _ in range(3))
-    rows = [
-        row(checkpoint, contract, NumericContract(dtype, device, kernels, threads=threads))
-        for dtype in DTYPES
-        for kernels in KERNELS
-    ]
+    rows = [row(checkpoint, NumericContract(d, device, k, threads=threads)) for d in DTYPES for k in KERNELS]
     return {
         "schema": MACHINE_SCHEMA,
         "environment": machine_record(),
@@ -67,8 +65,8 @@ def machine(checkpoint: Checkpoint, contract: Contract, device: str, threads: in
     }
 
 
-def row(checkpoint: Checkpoint, contract: Contract, numeric: NumericContract) -> dict[str, Any]:
-    """Returns one dtype and pair of kernels: what holds, or under `refused` why nothing can be run."""
+def row(checkpoint: Checkpoint, numeric: NumericContract) -> dict[str, Any]:
+    """Returns what holds for one dtype and pair of kernels, or under `refused` why nothing can be run."""
     found: dict[str, Any] = {"dtype": numeric.dtype, "attention": numeric.attention, "linear": numeric.linear}
     numeric.apply()
     try:
@@ -76,8 +74,8 @@ def row(checkpoint: Checkpoint, contract: Contract, numeric: NumericContract) ->
         model = decoder_from(checkpoint, numeric)
         together = together_here(model, MOST)
         invariance = invariance_fault(numeric, checkpoint.config)
-        counts = packed_counts(checkpoint, numeric) if numeric.linear == "packed" else None
-        seconds = step_seconds(model, contract)
+        counts = packed_counts(checkpoint.config, numeric) if numeric.linear == "packed" else None
+        seconds = step_seconds(model, Contract.load(checkpoint))
     except InputError as error:
         return {**found, "refused": one_line(error)}
     return {
@@ -93,33 +91,31 @@ def row(checkpoint: Checkpoint, contract: Contract, numeric: NumericContract) ->
     }
 
 
-def packed_counts(checkpoint: Checkpoint, numeric: NumericContract) -> list[int]:
-    """Returns the row counts at which every packed weight of a layer has F.linear's bits; in FP32 none is promised."""
-    if why_not_packed(numeric.torch_dtype, numeric.torch_device) or numeric.dtype == "fp32":
+def packed_counts(config: ModelConfig, numeric: NumericContract) -> list[int]:
+    """Returns the row counts at which every packed weight of a layer has F.linear's bits; none in FP32."""
+    if numeric.dtype == "fp32" or why_not_packed(numeric.torch_dtype, numeric.torch_device):
         return []
-    config = checkpoint.config
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     query, kv = config.num_attention_heads * head, config.num_key_value_heads * head
+    empty = partial(torch.empty, dtype=numeric.torch_dtype, device=numeric.torch_device)
     shapes = [((query, kv, kv), hidden), ((hidden,), query), ((inner, inner), hidden), ((hidden,), inner)]
-    weights = [
-        (torch.empty(sum(widths), width, dtype=numeric.torch_dtype, device=numeric.torch_device), widths)
-        for widths, width in shapes
-    ]
-    return list(equal_row_counts(weights))
+    return list(equal_row_counts([(empty(sum(widths), width), widths) for widths, width in shapes]))
 
 
 @torch.inference_mode()
 def step_seconds(model: Decoder, contract: Contract) -> float:
     """Returns the median time of a decode step of two copies over few keys, head included."""
-    cache = KVCache.for_model(model, batch=2, capacity=STEPS)
-    stepper = Stepper(model, cache, 2, STEPS)
+    stepper = Stepper(model, KVCache.for_model(model, batch=2, capacity=STEPS), 2, STEPS)
     token, times = int(contract.ordinary.nonzero()[0]), []
     for _ in range(STEPS):
         start = time.perf_counter()
-        logits = model.logits(stepper.feed(token, 0))
-        float(logits[0, 0, 0])  # waits for the device
+        float(model.logits(stepper.feed(token, 0))[0, 0, 0])  # waits for the device
         times.append(time.perf_counter() - start)
     return statistics.median(times[UNTIMED:])
+
+
+OUT = click.option("--out", type=click.Path(path_type=Path), default=Path("runs") / "machine.json", show_default=True,
+                   metavar="FILE", help="The file to write; an earlier one is overwritten.")  # fmt: skip
 
 
 @click.command(help=__doc__)
@@ -127,18 +123,10 @@ def step_seconds(model: Decoder, contract: Contract) -> float:
 @DEVICE
 @THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print machine.json's object instead of the table.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("runs") / "machine.json",
-    show_default=True,
-    metavar="FILE",
-    help="The file that is written, over an earlier one.",
-)
+@OUT
 def main(checkpoint: Path, device: str, threads: int, as_json: bool, out: Path) -> None:
     def body() -> int:
-        opened = open_checkpoint(checkpoint)
-        document = machine(opened, Contract.load(opened), device, threads)
+        document = machine(open_checkpoint(checkpoint), device, threads)
         text = json.dumps(document, indent=1, allow_nan=False)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, text + "\n")

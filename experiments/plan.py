@@ -7,25 +7,16 @@ for every part the longer of reading and computing. Launches, transfers and roun
     python -m experiments.plan --preset qwen2.5-14b --bandwidth 4800 --tflops 900
 """
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
-from experiments.report.blocks import Table, table
+from experiments.report.blocks import table
 from experiments.report.plain import markdown_table
-from experiments.run.costs import (
-    cache_bytes,
-    parameters,
-    prefill_cost,
-    row_cache_bytes,
-    row_cost,
-    row_parts,
-    step_bytes,
-    steps_cost,
-    weight_bytes,
-)
+from experiments.run import costs
 from experiments.run.exits import DONE, run_command
+from experiments.run.options import with_options
 from minimodel.checkpoint import CONFIG
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
@@ -33,8 +24,11 @@ from minimodel.files import read_json_object
 from minimodel.numerics import DTYPES
 
 PREFIX = 3000
-# from each model's config.json: hidden_size, intermediate_size, layers, heads, K/V heads, vocab_size, tied
-PRESETS = {
+SAME = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0, "max_position_embeddings": 32768}  # fmt: skip
+COLUMNS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+           "vocab_size", "tie_word_embeddings")  # fmt: skip
+PRESETS = {  # from each model's config.json
     "qwen2.5-0.5b": (896, 4864, 24, 14, 2, 151936, True),
     "qwen2.5-1.5b": (1536, 8960, 28, 12, 2, 151936, True),
     "qwen2.5-3b": (2048, 11008, 36, 16, 2, 151936, True),
@@ -47,60 +41,33 @@ PRESETS = {
 
 def preset(name: str) -> ModelConfig:
     """Returns the config of a public Qwen2.5 model."""
-    hidden, intermediate, layers, heads, kv_heads, vocabulary, tied = PRESETS[name]
-    raw: dict[str, Any] = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_act": "silu",
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": tied,
+    return ModelConfig.from_dict({**SAME, **dict(zip(COLUMNS, PRESETS[name]))}, name)
+
+
+def plan_line(
+    config: ModelConfig, dtype: str, prefix: int, suffix: int, speed: tuple[float, float | None]
+) -> dict[str, str]:
+    """Returns the cells of one model and dtype by their header. speed: GB/s, 0 without --bandwidth, and TFLOP/s."""
+    weights, caches = costs.weight_bytes(config, dtype), costs.row_cache_bytes(config, dtype, prefix, suffix)
+    step, row = costs.steps_cost(config, dtype, prefix - 1, prefix, True), costs.row_cost(config, dtype, prefix, suffix)
+    line = {
+        "parameters": scaled(costs.parameters(config), ""),
+        "weights": scaled(weights),
+        "K/V per token, both copies": scaled(costs.cache_bytes(config, dtype, 1)),
+        "K/V of a row": scaled(caches),
+        "in all": scaled(weights + caches),
+        "a step reads": scaled(costs.step_bytes(config, dtype, prefix)),
+        "step FLOP": scaled(step.flops, ""),
+        "a row reads": scaled(row.bytes),
+        "row FLOP": scaled(row.flops, ""),
     }
-    return ModelConfig.from_dict(raw, name)
-
-
-def plan_table(
-    configs: dict[str, ModelConfig],
-    dtypes: tuple[str, ...],
-    prefix: int,
-    suffix: int,
-    bandwidth: float | None,
-    tflops: float | None,
-) -> Table:
-    """Returns the table, one line per model and dtype."""
-    header = ["model", "dtype", "parameters", "weights", "K/V a token, both copies", "K/V of a row", "in all"]
-    header += ["a step reads", "step FLOP", "a row reads", "row FLOP"]
-    if bandwidth is not None:
-        header += ["step at least", "prefill at least", "row at least"]
-    lines = []
-    for name, config in configs.items():
-        for dtype in dtypes:
-            weights, caches = weight_bytes(config, dtype), row_cache_bytes(config, dtype, prefix, suffix)
-            step, row = steps_cost(config, dtype, prefix - 1, prefix, True), row_cost(config, dtype, prefix, suffix)
-            line = [name, dtype, scaled(parameters(config), ""), scaled(weights), scaled(cache_bytes(config, dtype, 1))]
-            line += [scaled(caches), scaled(weights + caches), scaled(step_bytes(config, dtype, prefix))]
-            line += [scaled(step.flops, ""), scaled(row.bytes), scaled(row.flops, "")]
-            if bandwidth is not None:
-                prefill = prefill_cost(config, dtype, prefix).seconds(bandwidth, tflops)
-                line += [span(step.seconds(bandwidth, tflops)), span(prefill)]
-                line.append(span(row_seconds(config, dtype, prefix, suffix, bandwidth, tflops)))
-            lines.append(line)
-    caption = f"Rows of {prefix} prefix and {suffix} suffix tokens, two copies; decimal units"
-    return table(caption, header, lines)
-
-
-def row_seconds(
-    config: ModelConfig, dtype: str, prefix: int, suffix: int, bandwidth: float, tflops: float | None
-) -> float:
-    """Returns the least time of a row: its parts one after another, each bound by reading or by computing."""
-    return sum(part.seconds(bandwidth, tflops) for part in row_parts(config, dtype, prefix, suffix))
+    if speed[0]:  # a row's parts run one after another, each bound by reading or by computing
+        line["step at least"] = span(step.seconds(*speed))
+        line["prefill at least"] = span(costs.prefill_cost(config, dtype, prefix).seconds(*speed))
+        line["row at least"] = span(
+            sum(part.seconds(*speed) for part in costs.row_parts(config, dtype, prefix, suffix))
+        )
+    return line
 
 
 def scaled(value: float, unit: str = "B") -> str:
@@ -119,79 +86,50 @@ def span(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
-def chosen(checkpoint: Path | None, config: Path | None, preset_name: str | None) -> dict[str, ModelConfig]:
-    """Returns the models to plan for, by name. InputError where more than one of the three options is given."""
-    given = [option for option in (checkpoint, config, preset_name) if option is not None]
-    if len(given) > 1:
-        raise InputError("plan: expected at most one of --checkpoint, --config and --preset, found several")
-    file = config if checkpoint is None else checkpoint / CONFIG
-    if file is not None:
-        return {str(checkpoint or config): ModelConfig.from_dict(read_json_object(file), str(file))}
-    return {name: preset(name) for name in (PRESETS if preset_name is None else [preset_name])}
+FILE, POSITIVE = click.Path(path_type=Path), click.FloatRange(min=0, min_open=True)
+OPTIONS = [
+    click.option("--checkpoint", type=FILE, metavar="DIR", help="Plan for the config.json of this checkpoint."),
+    click.option("--config", type=FILE, metavar="FILE", help="Plan for this config.json."),
+    click.option("--preset", "model", type=click.Choice(list(PRESETS)), help="Plan for this public model."),
+    click.option("--dtype", "dtypes", type=click.Choice(list(DTYPES)), multiple=True,
+                 help="Dtype of weights and K/V; may be repeated. [default: all]"),
+    click.option("--prefix", type=click.IntRange(min=1),
+                 help=f"Prefix tokens per row. [default: {PREFIX}, or fewer where the context is shorter]"),
+    click.option("--suffix", type=click.IntRange(min=0), default=275, show_default=True, help="Suffix tokens per arm."),
+    click.option("--bandwidth", type=POSITIVE, metavar="GB/S",
+                 help="Memory bandwidth of the device: adds the least time that reading takes."),
+    click.option("--tflops", type=POSITIVE, metavar="N",
+                 help="Speed of matrix products in the dtype, in TFLOP/s: with --bandwidth, counts computing too."),
+]  # fmt: skip
 
 
 @click.command(help=__doc__)
-@click.option(
-    "--checkpoint",
-    type=click.Path(path_type=Path),
-    default=None,
-    metavar="DIR",
-    help="Plan for the config.json of this checkpoint.",
-)
-@click.option(
-    "--config", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Plan for this config.json."
-)
-@click.option(
-    "--preset", "preset_name", type=click.Choice(list(PRESETS)), default=None, help="Plan for this public model."
-)
-@click.option(
-    "--dtype",
-    "dtypes",
-    type=click.Choice(list(DTYPES)),
-    multiple=True,
-    help="Dtype of weights and K/V; may be repeated. [default: all]",
-)
-@click.option(
-    "--prefix",
-    type=click.IntRange(min=1),
-    default=None,
-    help=f"Prefix tokens of a row. [default: {PREFIX}, or what the context leaves room for]",
-)
-@click.option("--suffix", type=click.IntRange(min=0), default=275, show_default=True, help="Suffix tokens per arm.")
-@click.option(
-    "--bandwidth",
-    type=click.FloatRange(min=0, min_open=True),
-    default=None,
-    metavar="GB/S",
-    help="Memory bandwidth of the device: adds the least time that reading takes.",
-)
-@click.option(
-    "--tflops",
-    type=click.FloatRange(min=0, min_open=True),
-    default=None,
-    metavar="N",
-    help="Matrix products per second in the dtype, in TFLOP/s: counts computing too, beside --bandwidth.",
-)
+@partial(with_options, options=OPTIONS)
 def main(
-    checkpoint: Path | None,
-    config: Path | None,
-    preset_name: str | None,
-    dtypes: tuple[str, ...],
-    prefix: int | None,
-    suffix: int,
-    bandwidth: float | None,
-    tflops: float | None,
-) -> None:
+    checkpoint: Path | None, config: Path | None, model: str | None, dtypes: tuple[str, ...],
+    prefix: int | None, suffix: int, bandwidth: float | None, tflops: float | None,
+) -> None:  # fmt: skip
     def body() -> int:
         if tflops is not None and bandwidth is None:
             raise InputError("--tflops: expected --bandwidth beside it, found none")
-        configs = chosen(checkpoint, config, preset_name)
+        if sum(option is not None for option in (checkpoint, config, model)) > 1:
+            raise InputError("plan: expected at most one of --checkpoint, --config and --preset, found several")
+        file = config if checkpoint is None else checkpoint / CONFIG
+        if file is not None:
+            configs = {str(checkpoint or config): ModelConfig.from_dict(read_json_object(file), str(file))}
+        else:
+            configs = {name: preset(name) for name in (PRESETS if model is None else [model])}
         context = min(config.max_position_embeddings for config in configs.values())
         length = max(1, min(PREFIX, context - suffix)) if prefix is None else prefix
         if length + suffix > context:
             raise refuse("prefix and suffix", f"at most max_position_embeddings {context} tokens", length + suffix)
-        found = plan_table(configs, dtypes or tuple(DTYPES), length, suffix, bandwidth, tflops)
-        click.echo(markdown_table(found))
+        lines = [
+            {"model": name, "dtype": dtype, **plan_line(config, dtype, length, suffix, (bandwidth or 0, tflops))}
+            for name, config in configs.items()
+            for dtype in dtypes or DTYPES
+        ]
+        caption = f"Rows of {length} prefix and {suffix} suffix tokens, two copies; decimal units"
+        click.echo(markdown_table(table(caption, list(lines[0]), [list(line.values()) for line in lines])))
         return DONE
 
     run_command(body, "experiments.plan", resumes=False)

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cache.kv import KVCache
 from decode.contract import Contract
 from experiments.benchmark.arms import Workload
-from experiments.plan import PRESETS, preset, row_seconds, scaled, span
+from experiments.plan import PRESETS, preset, scaled, span
 from experiments.run.costs import (
     COPIES,
     Cost,
@@ -20,6 +20,7 @@ from experiments.run.costs import (
     prefill_cost,
     row_cache_bytes,
     row_cost,
+    row_parts,
     step_bytes,
     steps_cost,
     token_flops,
@@ -110,8 +111,9 @@ def test_row_is_the_sum_of_its_parts(bf16: Decoder) -> None:
     assert whole.bytes == live.bytes + 2 * prefill.bytes + 4 * arm.bytes
     assert row_cache_bytes(config, "bf16", 50, 10) == cache_bytes(config, "bf16", 4 * 50 + 60)
     # read-bound at a slow memory, computing at a slow processor
-    assert row_seconds(config, "bf16", 50, 10, 1.0, None) == pytest.approx(whole.bytes / 1e9)
-    assert row_seconds(config, "bf16", 50, 10, 1e9, 1.0) == pytest.approx(whole.flops / 1e12)
+    for speed, seconds in (((1.0, None), whole.bytes / 1e9), ((1e9, 1.0), whole.flops / 1e12)):
+        found = sum(part.seconds(*speed) for part in row_parts(config, "bf16", 50, 10))
+        assert found == pytest.approx(seconds)
     assert Cost(3e9, 5e12).seconds(1.0, 1.0) == 5.0 and Cost(3e9, 5e12).seconds(1.0, 10.0) == 3.0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.study import Step, StudyOptions, report_step, run_step, run_study, study_steps
+from experiments.study import Step, run_step, run_study, study_steps
 from tests.experiments.commands import command, start
 from tests.experiments.runs import inputs
 
@@ -17,28 +17,29 @@ ORDER = (
 )
 
 
-def options(root, **more):
-    files = {"primary": root / "primary", "later": root / "later", "tasks": root / "tasks.jsonl"}
-    return StudyOptions(**{"root": root / "runs", **files, "limit": None, "numeric": (), "quiet": True, **more})
+def steps_in(root, limit=None):
+    given = dict.fromkeys(("device", "kernels", "attention", "linear", "batch_size"))
+    given |= {"threads": 1, "reduced_precision": False, "quiet": True}
+    given |= {"checkpoint": root / "primary", "tasks": root / "tasks.jsonl"}
+    return study_steps(root / "runs", root / "later", limit, given)
 
 
 def test_the_steps_stand_in_the_papers_order_and_feed_one_another(tmp_path):
-    steps = study_steps(options(tmp_path, limit=7, numeric=("--threads", "1")))
+    steps = steps_in(tmp_path, limit=7)
     assert [step.name for step in steps] == ORDER
     assert len({step.out for step in steps}) == len(steps)
     made: set[Path] = set()
     for step in steps:
         given = [step.arguments[i + 1] for i, a in enumerate(step.arguments) if a == "--source"]
         given += step.arguments[:2] if step.name == "audit" else ()
-        assert set(map(Path, given)) <= made, f"{step.title} starts from what no step before it makes"
-        assert step.arguments[step.arguments.index("--out") + 1] == str(step.out)
+        assert set(given) <= made, f"{step.out} starts from what no step before it makes"
+        assert step.arguments[step.arguments.index("--out") + 1] == step.out
         assert ("--limit" in step.arguments) == (step.name in ("matrix", "batch_control"))
-        assert step.name == "audit" or {"--threads", "--quiet"} <= set(step.arguments)
+        assert step.name == "audit" or {"--threads=1", "--quiet", "--no-reduced-precision"} <= set(step.arguments)
+        assert not any(str(text).startswith("--kernels") for text in step.arguments)
         made.add(step.out)
-    checkpoints = {s.title: s.arguments[s.arguments.index("--checkpoint") + 1] for s in steps if s.name != "audit"}
-    assert {title for title, path in checkpoints.items() if path == str(tmp_path / "later")} == {"replication-bf16"}
-    last = report_step(tmp_path / "runs", steps)
-    assert last.arguments[: len(steps)] == tuple(str(step.out) for step in steps)
+    checkpoints = {s.out.name: s.arguments[s.arguments.index("--checkpoint") + 1] for s in steps if s.name != "audit"}
+    assert {title for title, path in checkpoints.items() if path == tmp_path / "later"} == {"replication-bf16"}
 
 
 def script(monkeypatch, codes):
@@ -46,30 +47,36 @@ def script(monkeypatch, codes):
     ran = []
 
     def shell(step):
-        ran.append(step.title)
-        return [sys.executable, "-c", f"import sys; sys.exit({codes.get(step.title, 0)})"]
+        ran.append(step)
+        return [sys.executable, "-c", f"import sys; sys.exit({codes.get(step.out.name, 0)})"]
 
     monkeypatch.setattr(Step, "command", shell)
     monkeypatch.setattr("experiments.study.nothing_to_carry", lambda fixed: "nothing" in codes)
     return ran
 
 
+def titles(steps):
+    return [step.out.name for step in steps]
+
+
 def test_the_first_failure_ends_the_study_with_its_code(tmp_path, monkeypatch, capsys):
     ran = script(monkeypatch, {"fixed_prefix-bf16-fp32": 3})
-    assert run_study(options(tmp_path), ()) == 3
-    assert ran == ["matrix-bf16", "matrix-fp32", "fixed_prefix-bf16-fp32"]
+    assert run_study(tmp_path / "runs", steps_in(tmp_path), True) == 3
+    assert titles(ran) == ["matrix-bf16", "matrix-fp32", "fixed_prefix-bf16-fp32"]
     told = capsys.readouterr()
     assert "fixed_prefix-bf16-fp32 ended with code 3" in told.err and "report:" not in told.out
-    assert [line.split()[-1] for line in told.out.splitlines()] == ran, "each step's wall time is told"
+    assert [line.split()[-1] for line in told.out.splitlines()] == titles(ran), "the wall time of each step is printed"
 
 
 def test_a_whole_study_ends_with_the_report(tmp_path, monkeypatch, capsys):
+    steps = [step for step in steps_in(tmp_path) if step.name != "causes"]
     ran = script(monkeypatch, {})
-    assert run_study(options(tmp_path), ("causes",)) == 0
-    assert ran[-2:] == ["carrier-bf16", "report"] and "causes" not in ran
+    assert run_study(tmp_path / "runs", steps, True) == 0
+    assert ran[:-1] == steps and ran[-1].out == tmp_path / "runs/report"
+    assert ran[-1].arguments == (*(step.out for step in steps), "--out", tmp_path / "runs/report")
     assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'runs/report/report.html'}"
     ran = script(monkeypatch, {"nothing": 1})
-    assert run_study(options(tmp_path), ()) == 0 and "carrier-bf16" not in ran
+    assert run_study(tmp_path / "runs", steps, True) == 0 and "carrier-bf16" not in titles(ran)
 
 
 def test_an_interrupted_or_killed_step(tmp_path, monkeypatch):
@@ -100,12 +107,10 @@ def test_a_study_from_nothing_interrupted_and_resumed(study, tmp_path):
     done = command("experiments.study", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert ledger.read_bytes().startswith(kept) and done.stdout.splitlines()[-1].endswith("report/report.html")
-    titles = [line.split()[-1] for line in done.stdout.splitlines() if line.rstrip().split()[1:2] == ["s"]]
-    assert (
-        titles[-1] == "report" and titles[:-1] == [s.title for s in study_steps(options(tmp_path))][: len(titles) - 1]
-    )
+    shown = [line.split()[-1] for line in done.stdout.splitlines() if line.rstrip().split()[1:2] == ["s"]]
+    assert shown[-1] == "report" and shown[:-1] == [step.out.name for step in steps_in(tmp_path)][: len(shown) - 1]
     summaries = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/summary.json")]
-    assert len(summaries) == len(titles) - 1 and all(one["passed"] for one in summaries)
+    assert len(summaries) == len(shown) - 1 and all(one["passed"] for one in summaries)
 
 
 @pytest.mark.slow
