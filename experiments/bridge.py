@@ -20,7 +20,7 @@ from decode.greedy import Steps
 from decode.state import State
 from experiments.report.values import outcome, rate
 from experiments.run.exits import run_command
-from experiments.run.experiment import ArmExperiment, Arms, boundary_length, gate
+from experiments.run.experiment import ArmExperiment, Arms, boundary_length, gate, replica_gate
 from experiments.run.inputs import (
     Prefix,
     bank_tasks,
@@ -61,9 +61,6 @@ class Bridge(ArmExperiment):
     def longest(self) -> int:
         return longest_row(self.prompts)
 
-    def model(self, index: int) -> Decoder:
-        return self.decoder
-
     def task(self, index: int) -> RowName:
         return RowName(self.saved[index].row)
 
@@ -78,13 +75,8 @@ class Bridge(ArmExperiment):
         """Every boundary's cache holds the whole prefix, before any suffix was decoded and after all."""
         return made.reached == len(made.state) == boundary_length([arm.boundary for arm in made.all])
 
-    @gate
-    def replica_live(self, made: Arms) -> bool:
-        return made.replica_exact("live")
-
-    @gate
-    def replica_incremental(self, made: Arms) -> bool:
-        return made.replica_exact("incremental")
+    replica_live = replica_gate("live")
+    replica_incremental = replica_gate("incremental")
 
     def extra(self, made: Arms) -> RowExtra:
         saved, state = self.saved[made.index], made.state

@@ -24,7 +24,7 @@ from decode.greedy import Steps
 from decode.state import State
 from experiments.report.values import change, closing_line
 from experiments.run.exits import run_command
-from experiments.run.experiment import ArmExperiment, Arms, gate, prefix_holds
+from experiments.run.experiment import ArmExperiment, Arms, gate, prefix_holds, replica_gate
 from experiments.run.inputs import BANK, BankSession, Models, Prefix, bank_tasks, open_bank, open_bank_session
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, source_option
@@ -91,13 +91,8 @@ class FixedPrefix(ArmExperiment):
         """The bank's tokens, and what follows from them alone, entered every construction."""
         return prefix_holds(made.all, self.cells[made.index].prefix.tokens)
 
-    @gate
-    def replica_incremental(self, made: Arms) -> bool:
-        return made.replica_exact("incremental")
-
-    @gate
-    def replica_prefill(self, made: Arms) -> bool:
-        return made.replica_exact("prefill")
+    replica_incremental = replica_gate("incremental")
+    replica_prefill = replica_gate("prefill")
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
         return fixed_summary(tuple(dict.fromkeys(cell.dtype for cell in self.cells)), rows)

@@ -79,9 +79,6 @@ class Carrier(Experiment[Decoded]):
     def longest(self) -> int:
         return longest_continuation(self.states)
 
-    def model(self, index: int) -> Decoder:
-        return self.decoder
-
     def task(self, index: int) -> RowName:
         return RowName(self.prefixes[index].row)
 

@@ -1,6 +1,6 @@
-"""A whole generation, prompt to end, in any number of physical copies, with the log-probability of every choice.
+"""One copy of an input against two copies of it: three whole generations per row, their comparison and endpoints.
 
-One copy of an input against two copies of it: the three generations of a row, their comparison and endpoints.
+A chosen token's log-probability is taken from the logits that chose it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -19,11 +19,16 @@ from experiments.report.values import outcome, rate
 from experiments.run.experiment import Experiment, gate
 from experiments.run.inputs import SPREAD, panel_counts, panel_record, panel_span, select_spread, shortfall
 from experiments.run.progress import RowProgress
-from experiments.run.records import ArmEntry, Comparison, Endpoints, Gates, Panel, PanelRow, Row, Summary
+from experiments.run.records import Comparison, Endpoints, Gates, Panel, PanelRow, Row, Summary
 from experiments.run.summary import run_summary
 from experiments.run.tasks import RowName
 from minimodel.decoder import Decoder
 from stats.endpoints import disagreement, divergence_spread, first_divergence
+
+WANTED = 10
+ARMS = {"singleton": 1, "pair": 2, "pair_replica": 2}  # physical copies
+PAIRS = (("pair", "pair_replica"), ("singleton", "pair"))
+RULE = SPREAD.replace("prefix", "prompt")
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Generation:
     margins: tuple[float | None, ...]  # None for a forced token
     logprobs: tuple[float | None, ...]  # None for a forced token
     functional_sha256: str  # the record of prompt and tokens, as they entered the decoder
-    synchronised: bool  # they entered alike in all physical copies
+    synchronised: bool  # the same tokens entered in all physical copies
     chosen_by_logits: bool  # every free token is the eligible argmax of the logits whose log-softmax is its logprob
 
 
@@ -93,15 +98,9 @@ def chat_steps(
 def selected_logprob(logits: Tensor, token: int) -> float:
     """logits [B, V] in the model dtype -> natural log-probability of `token` in the first copy.
 
-    The softmax sees float64: the sum over V then rounds far below the difference of two model-dtype logits.
+    The softmax is in float64: the sum over V then rounds far below the difference of two model-dtype logits.
     """
     return torch.log_softmax(logits[0].to(torch.float64), dim=-1)[token].item()
-
-
-WANTED = 10
-ARMS = {"singleton": 1, "pair": 2, "pair_replica": 2}  # physical copies
-PAIRS = (("pair", "pair_replica"), ("singleton", "pair"))
-RULE = SPREAD.replace("prefix", "prompt")
 
 
 @dataclass(frozen=True)
@@ -121,12 +120,13 @@ class Input:
         return {"row": self.row, "length": len(self), "sha256": token_digest(self.tokens)}
 
 
-@dataclass(frozen=True)
-class Made:
-    """The generations of one row."""
+def select(inputs: Sequence[Input], limit: int | None) -> tuple[list[Input], Panel]:
+    """Returns the frozen rows in selection order, and their panel. limit: keep the first of them."""
+    found = select_spread(inputs, WANTED)[:limit]
+    return found, panel_record(RULE, {"rows": WANTED}, {"rows": len(inputs)}, [one.name() for one in found])
 
-    given: Input
-    arms: dict[str, Generation]  # by name
+
+Made = tuple[Input, dict[str, Generation]]  # the generations of one row, by arm
 
 
 @dataclass(frozen=True)
@@ -143,118 +143,97 @@ class Control(Experiment[Made]):
     def longest(self) -> int:
         return self.limit
 
-    def model(self, index: int) -> Decoder:
-        return self.decoder
-
     def task(self, index: int) -> RowName:
         return RowName(self.inputs[index].row)
 
     def decode(self, index: int, progress: RowProgress) -> Steps[Made]:
-        given = self.inputs[index]
-        made = {}
+        given, arms = self.inputs[index], {}
         for name, copies in ARMS.items():
             progress.arm(name)
-            made[name] = yield from given.generate(copies)
-            progress.fed(len(given) + len(made[name].tokens))
-        return Made(given, made)
+            arms[name] = yield from given.generate(copies)
+            progress.fed(len(given) + len(arms[name].tokens))
+        return given, arms
 
     @gate
     def replica_pair(self, made: Made) -> bool:
         """Tokens, margins, log-probabilities and functional state are equal."""
-        return made.arms["pair"] == made.arms["pair_replica"]
+        return made[1]["pair"] == made[1]["pair_replica"]
 
     @gate
     def functional_state(self, made: Made) -> bool:
-        """What entered the decoder is what the integer tokens alone call for."""
-        return all(one.functional_sha256 == made.given.derived(one.tokens) for one in made.arms.values())
+        """What entered the decoder follows from the integer tokens alone."""
+        return all(one.functional_sha256 == made[0].derived(one.tokens) for one in made[1].values())
 
     @gate
     def copies_synchronised(self, made: Made) -> bool:
-        return all(one.synchronised for one in made.arms.values())
+        return all(one.synchronised for one in made[1].values())
 
     @gate
     def argmax(self, made: Made) -> bool:
-        return all(one.chosen_by_logits for one in made.arms.values())
+        return all(one.chosen_by_logits for one in made[1].values())
 
     def entry(self, index: int, made: Made, gates: Gates) -> Row:
-        given, arms = made.given, made.arms
+        given, arms = made
         return {
             "row": given.row,
             "index": index,
             "input": {"length": len(given), "sha256": token_digest(given.tokens)},
-            "arms": {name: arm_entry(arms[name], copies) for name, copies in ARMS.items()},
+            "arms": {
+                name: {
+                    "copies": ARMS[name],
+                    "tokens": list(one.tokens),
+                    "tokens_sha256": token_digest(one.tokens),
+                    "logprobs": list(one.logprobs),
+                    "margins": list(one.margins),
+                    "state_sha256": one.functional_sha256,
+                }
+                for name, one in arms.items()
+            },
             "comparisons": {f"{a}:{b}": comparison_entry(arms[a], arms[b]) for a, b in PAIRS},
             "gates": gates,
             "passed": all(gates.values()),
         }
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
-        return control_summary(self.name, self.decoder.numeric.dtype, self.panel, rows)
+        """Returns the head and the endpoints of one copy against two."""
+        pairs = [row["comparisons"]["singleton:pair"] for row in rows if row["comparisons"]]
+        tokens, logprobs = [pair["tokens"] for pair in pairs], [pair["logprobs"] for pair in pairs]
+        endpoints: Endpoints = {
+            "panel": panel_counts(self.panel),
+            "input_length": panel_span(self.panel),
+            "comparison": "singleton:pair",
+            "compared_rows": len(pairs),
+            "token_disagreement": disagreement([one["exact"] for one in tokens]).as_dict(),
+            "logprob_disagreement": disagreement([one["exact"] for one in logprobs]).as_dict(),
+            "first_token_divergence": divergence_spread([one["first_divergence"] for one in tokens]),
+            "first_logprob_divergence": divergence_spread([one["first_divergence"] for one in logprobs]),
+            "max_abs_aligned": max((one["max_abs_aligned"] for one in logprobs), default=None),
+            "max_abs_shared": max((one["max_abs_shared"] for one in logprobs), default=None),
+        }
+        return run_summary(self.name, self.decoder.numeric.dtype, rows, endpoints)
 
     def closing(self, summary: Summary) -> list[str]:
-        line = (
-            f"{outcome(summary)}; one copy against two: "
-            f"tokens differ {rate(summary['token_disagreement'])}, "
-            f"log-probabilities differ {rate(summary['logprob_disagreement'])}"
-        )
+        tokens, logprobs = rate(summary["token_disagreement"]), rate(summary["logprob_disagreement"])
+        line = f"{outcome(summary)}; one copy against two: tokens differ {tokens}, log-probabilities differ {logprobs}"
         return [line, *shortfall(summary["panel"])]
-
-
-def arm_entry(made: Generation, copies: int) -> ArmEntry:
-    """Returns the row's `arms[NAME]`."""
-    return {
-        "copies": copies,
-        "tokens": list(made.tokens),
-        "tokens_sha256": token_digest(made.tokens),
-        "logprobs": list(made.logprobs),
-        "margins": list(made.margins),
-        "state_sha256": made.functional_sha256,
-    }
 
 
 def comparison_entry(left: Generation, right: Generation) -> Comparison:
     """Returns the row's `comparisons["LEFT:RIGHT"]`. `max_abs_aligned` is defined as in the paper's release."""
     tokens = first_divergence(left.tokens, right.tokens)
-    logprobs = first_divergence(_bits(left.logprobs), _bits(right.logprobs))
+    bits: list[list[Any]] = [[None if v is None else v.hex() for v in side.logprobs] for side in (left, right)]
+    logprobs = first_divergence(*bits)
+    pairs = list(zip(left.logprobs, right.logprobs))
+    aligned, shared = (
+        max((abs(a - b) for a, b in some if a is not None and b is not None), default=0.0)
+        for some in (pairs, pairs[:tokens])
+    )
     return {
         "tokens": {"exact": tokens is None, "first_divergence": tokens},
         "logprobs": {
             "exact": logprobs is None,
             "first_divergence": logprobs,
-            "max_abs_aligned": _largest(left.logprobs, right.logprobs),
-            "max_abs_shared": _largest(left.logprobs[:tokens], right.logprobs[:tokens]),
+            "max_abs_aligned": aligned,
+            "max_abs_shared": shared,
         },
     }
-
-
-def _bits(values: Sequence[float | None]) -> list[Any]:
-    return [None if value is None else value.hex() for value in values]
-
-
-def _largest(left: Sequence[float | None], right: Sequence[float | None]) -> float:
-    return max((abs(a - b) for a, b in zip(left, right) if a is not None and b is not None), default=0.0)
-
-
-def control_summary(experiment: str, dtype: str, panel: Panel, rows: Sequence[Row]) -> Summary:
-    """Returns the head and the endpoints of one copy against two."""
-    pairs = [row["comparisons"]["singleton:pair"] for row in rows if row["comparisons"]]
-    logprobs = [pair["logprobs"] for pair in pairs]
-    endpoints: Endpoints = {
-        "panel": panel_counts(panel),
-        "input_length": panel_span(panel),
-        "comparison": "singleton:pair",
-        "compared_rows": len(pairs),
-        "token_disagreement": disagreement([pair["tokens"]["exact"] for pair in pairs]).as_dict(),
-        "logprob_disagreement": disagreement([entry["exact"] for entry in logprobs]).as_dict(),
-        "first_token_divergence": divergence_spread([pair["tokens"]["first_divergence"] for pair in pairs]),
-        "first_logprob_divergence": divergence_spread([entry["first_divergence"] for entry in logprobs]),
-        "max_abs_aligned": max((entry["max_abs_aligned"] for entry in logprobs), default=None),
-        "max_abs_shared": max((entry["max_abs_shared"] for entry in logprobs), default=None),
-    }
-    return run_summary(experiment, dtype, rows, endpoints)
-
-
-def select(inputs: Sequence[Input], limit: int | None) -> tuple[list[Input], Panel]:
-    """Returns the frozen rows in selection order, and their panel. limit: keep the first of them."""
-    found = select_spread(inputs, WANTED)[:limit]
-    return found, panel_record(RULE, {"rows": WANTED}, {"rows": len(inputs)}, [one.name() for one in found])

@@ -1,9 +1,8 @@
-"""Bytes and floating-point operations of weights, cache, steps and matrix rows, counted from the config's shapes.
+"""Costs, counted and measured: bytes and floating-point operations from the config's shapes; samples of time taken in
+turn, so that other load on the machine affects all of them; the read bandwidth.
 
 Weights, K/V and the matrix products over them are counted exactly. Norms, rotations and activations are left out: they
 are a thousandth of the operations and, at batch two, of the bytes.
-
-Timing: samples taken in turn, so that other load on the machine affects all of them, and the read bandwidth.
 """
 
 import math
@@ -24,6 +23,9 @@ from minimodel.roles import ROLE_ROWS
 
 CACHES = 5  # of a matrix row: live, its replica, prefill, its replica, and the suffix decoder's working copy
 CONTINUATIONS = 4  # arms of a matrix row
+T = TypeVar("T")
+Sample = Callable[[], float]  # prepares untimed, runs, and returns seconds per unit
+Rounds = dict[str, list[float]]  # arm: one sample per round
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,12 @@ def step_bytes(config: ModelConfig, dtype: str, context: int, logits: bool = Tru
     return weights * DTYPES[dtype].itemsize + cache_bytes(config, dtype, context, copies)
 
 
-def matrix_weights(config: ModelConfig) -> int:
-    """Returns the elements of the seven matrices of all layers; each token is multiplied by each element once."""
-    shapes = expected_shapes(config).items()
-    return sum(math.prod(shape) for name, shape in shapes if name.endswith("_proj.weight"))
-
-
 def token_flops(config: ModelConfig, context: float, logits: bool) -> float:
     """Returns the operations of one token of one copy that attends over `context` keys, masked ones included."""
+    shapes = expected_shapes(config).items()
+    matrices = sum(math.prod(shape) for name, shape in shapes if name.endswith("_proj.weight"))  # seven per layer
     attention = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * context
-    head = 2 * config.vocab_size * config.hidden_size if logits else 0
-    return 2 * matrix_weights(config) + attention + head
+    return 2 * matrices + attention + (2 * config.vocab_size * config.hidden_size if logits else 0)
 
 
 def steps_cost(config: ModelConfig, dtype: str, start: int, stop: int, logits: bool) -> Cost:
@@ -93,12 +90,6 @@ def prefill_cost(config: ModelConfig, dtype: str, tokens: int) -> Cost:
     return Cost(step_bytes(config, dtype, tokens), flops)
 
 
-def row_cost(config: ModelConfig, dtype: str, prefix: int, suffix: int) -> Cost:
-    """Returns the cost of a matrix row: the sum of `row_parts`."""
-    parts = row_parts(config, dtype, prefix, suffix)
-    return Cost(sum(part.bytes for part in parts), sum(part.flops for part in parts))
-
-
 def row_parts(config: ModelConfig, dtype: str, prefix: int, suffix: int) -> list[Cost]:
     """Returns a matrix row's parts: live, token by token, each with logits; two prefills; four continuations."""
     live = steps_cost(config, dtype, 0, prefix, logits=True)
@@ -106,15 +97,15 @@ def row_parts(config: ModelConfig, dtype: str, prefix: int, suffix: int) -> list
     return [live, *[prefill_cost(config, dtype, prefix)] * 2, *[continuation] * CONTINUATIONS]
 
 
+def row_cost(config: ModelConfig, dtype: str, prefix: int, suffix: int) -> Cost:
+    """Returns the cost of a matrix row: the sum of `row_parts`."""
+    parts = row_parts(config, dtype, prefix, suffix)
+    return Cost(sum(part.bytes for part in parts), sum(part.flops for part in parts))
+
+
 def row_cache_bytes(config: ModelConfig, dtype: str, prefix: int, suffix: int) -> int:
     """Returns the most K/V bytes that a matrix row holds: four boundary caches and the growing working copy."""
-    held = (CACHES - 1) * cache_bytes(config, dtype, prefix)
-    return held + cache_bytes(config, dtype, prefix + suffix)
-
-
-T = TypeVar("T")
-Sample = Callable[[], float]  # prepares untimed, runs, and returns seconds per unit
-Rounds = dict[str, list[float]]  # arm: one sample per round
+    return (CACHES - 1) * cache_bytes(config, dtype, prefix) + cache_bytes(config, dtype, prefix + suffix)
 
 
 class SpreadEntry(TypedDict):
@@ -176,17 +167,16 @@ class Stopwatch:
         self._device, self.seconds = device, 0.0
 
     def __enter__(self) -> "Stopwatch":
-        self._wait()
-        self._start = time.perf_counter()
+        self.seconds -= self._now()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wait()
-        self.seconds += time.perf_counter() - self._start
+        self.seconds += self._now()
 
-    def _wait(self) -> None:
+    def _now(self) -> float:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
 
 def load() -> float:

@@ -1,9 +1,7 @@
-"""The retained-live four-arm matrix (paper, section 3.3): what `experiments.matrix` runs and the benchmark times.
+"""The designs that several commands share: the retained-live matrix (paper, section 3.3), and whole-cache transplants
+in both directions on a fixed prefix (sections 3.6 and 3.7).
 
-Bidirectional whole-cache transplants on a fixed prefix: the six arms, their gates and endpoints (paper, sections 3.6
-and 3.7).
-
-Expected answers are neither read nor recomputed here: a row is known by its name, and its arms are not scored.
+The transplants neither read nor recompute expected answers: a row is known by its name, and its arms are not scored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from cache.transplant import transplant, whole_transplant_holds
 from decode.greedy import Steps
 from decode.state import State
 from experiments.report.values import closing_line, donor_line
-from experiments.run.experiment import ArmExperiment, Arms, eligible_choice, gate, prefix_holds
+from experiments.run.experiment import ArmExperiment, Arms, eligible_choice, gate, prefix_holds, replica_gate
 from experiments.run.inputs import Prefix, shortfall
 from experiments.run.progress import RowProgress
 from experiments.run.records import Endpoints, Row, RowExtra, Summary
@@ -26,6 +24,8 @@ from experiments.run.tasks import RowName, Task, longest_continuation, longest_r
 from minimodel.decoder import Decoder
 from stats.donors import DONORS, INTO_INCREMENTAL, INTO_PREFILL, SIDES, DonorRow, donor_endpoints
 from stats.intervals import STREAMS, Z_TRANSPLANT, Proportion
+
+NATIVE = ("incremental", "incremental_replica", "prefill", "prefill_replica")
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,11 @@ class RetainedLive(ArmExperiment):
 
     arms = ("live", "live_replica", "prefill", "prefill_replica")
     pairs = (("live", "live_replica"), ("prefill", "prefill_replica"), ("live", "prefill"))
+    replica_live, replica_prefill = replica_gate("live"), replica_gate("prefill")
 
     @property
     def longest(self) -> int:
         return longest_row(self.prompts)
-
-    def model(self, index: int) -> Decoder:
-        return self.decoder
 
     def task(self, index: int) -> Task:
         return self.tasks[index]
@@ -59,14 +57,6 @@ class RetainedLive(ArmExperiment):
         saving.write(row, "prefill", prefill)
         # a live boundary's replica is a copy; a prefill's is a second call of the model
         return live, live.replica(), prefill, prefill.replica()
-
-    @gate
-    def replica_live(self, made: Arms) -> bool:
-        return made.replica_exact("live")
-
-    @gate
-    def replica_prefill(self, made: Arms) -> bool:
-        return made.replica_exact("prefill")
 
     def extra(self, made: Arms) -> RowExtra:
         return {"prefix_margins": list(made["live"].boundary.margins)}
@@ -82,14 +72,9 @@ class RetainedLive(ArmExperiment):
 
 
 def matrix_summary(dtype: str, rows: Sequence[Row]) -> Summary:
-    """Returns the endpoints of live against prefill. Bootstrap streams of the paper's plan: BF16 0, all others FP32's,
-    1.
-    """
+    """Returns the endpoints of live against prefill. Bootstrap streams of the paper's plan: BF16 0, all others 1."""
     stream = STREAMS["matched_bf16" if dtype == "bf16" else "matched_fp32"]
     return run_summary("matrix", dtype, rows, {**pair_summary(rows, "live", "prefill", stream)})
-
-
-NATIVE = ("incremental", "incremental_replica", "prefill", "prefill_replica")
 
 
 @dataclass(frozen=True)
@@ -113,9 +98,6 @@ class SixArms(ArmExperiment):
     def longest(self) -> int:
         return longest_continuation(self.states)
 
-    def model(self, index: int) -> Decoder:
-        return self.decoder
-
     def task(self, index: int) -> RowName:
         return RowName(self.prefixes[index].row)
 
@@ -134,13 +116,7 @@ class SixArms(ArmExperiment):
         """The bank's tokens, and what follows from them alone, entered every construction."""
         return prefix_holds(made.all, self.prefixes[made.index].tokens)
 
-    @gate
-    def replica_incremental(self, made: Arms) -> bool:
-        return made.replica_exact("incremental")
-
-    @gate
-    def replica_prefill(self, made: Arms) -> bool:
-        return made.replica_exact("prefill")
+    replica_incremental, replica_prefill = replica_gate("incremental"), replica_gate("prefill")
 
     @gate
     def provenance_incremental_cache_into_prefill(self, made: Arms) -> bool:
@@ -161,8 +137,16 @@ class SixArms(ArmExperiment):
         return len({(raw_argmax(one), eligible_choice(one)[0]) for one in boundaries}) == 1
 
     def extra(self, made: Arms) -> RowExtra:
-        raw = {name: raw_argmax(made[name].boundary) for name in NATIVE}
-        return {"raw_argmax": raw, "donor": _outcome(donor_row(made.suffixes()))}
+        donor = donor_row(made.suffixes())  # recovery has a meaning on divergent rows, `novel` on exact ones
+        return {
+            "raw_argmax": {name: raw_argmax(made[name].boundary) for name in NATIVE},
+            "donor": {
+                "divergent": donor.divergent,
+                **{f"{arm}_recovers": side == "donor" for arm, side in donor.sides.items()},
+                "recovers_both": donor.recovers_both,
+                "novel": donor.novel,
+            },
+        }
 
     def closing(self, summary: Summary) -> list[str]:
         return [donor_line(summary), *shortfall(summary["panel"])]
@@ -187,16 +171,6 @@ def donor_row(suffixes: Mapping[str, Any]) -> DonorRow:
 def donor_rows(rows: Sequence[Mapping[str, Any]]) -> list[DonorRow]:
     """Returns the suffixes of the ledger rows that hold arms: all but those that failed closed."""
     return [donor_row({name: arm["suffix"] for name, arm in row["arms"].items()}) for row in rows if row["arms"]]
-
-
-def _outcome(donor: DonorRow) -> dict[str, bool]:
-    """Returns the row's `donor`: recovery means something on divergent rows, `novel` on exact ones."""
-    return {
-        "divergent": donor.divergent,
-        **{f"{arm}_recovers": side == "donor" for arm, side in donor.sides.items()},
-        "recovers_both": donor.recovers_both,
-        "novel": donor.novel,
-    }
 
 
 def donor_summary(rows: Sequence[Row]) -> tuple[dict[str, Proportion], Endpoints]:

@@ -1,34 +1,32 @@
-"""A run directory: lock, manifest, ledgers; resuming what is there, refusing what does not fit, deleting nothing.
+"""A run directory: lock, manifest, ledgers, summary. Resumes what is there, refuses what does not fit, deletes nothing.
 
-Rank r of a sharded run appends its rows, sealed as in the main ledger, to a partial ledger, `partial/rows-r.jsonl`. A
-row is known by its own index, so whoever opens the run next, with any number of ranks or none, takes every row that is
-there. A partial ledger is locked while its rank lives; the directory goes when the run is finished and all of it stands
-in `rows.jsonl`.
-
-Reads a run directory back, whatever made it: manifest, rows by identity, summary. The one reader of runs.
+`rows.jsonl` holds rows in source order. A row that is done before an earlier one, and every row of another rank than
+the first, goes to a partial ledger, `partial/rows-RANK.jsonl`, sealed in the same way. A row is known by its own index,
+so any later process, with any number of ranks or none, takes every row that is there. A partial ledger is locked while
+its rank lives. The directory is removed when the run is finished and all rows stand in `rows.jsonl`.
 """
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.run.ledger import (
     append_line,
-    append_row,
     canonical,
     compare_leaves,
     drop_tail,
     lock,
-    open_own,
     read_ledger,
     require_distinct,
     row_key,
+    seal,
     sha256_file,
     sha256_text,
+    unseal,
     unsealed,
     whole_lines,
     without,
@@ -39,168 +37,132 @@ from experiments.run.summary import gate_counts
 from minimodel.errors import InputError, refuse
 from minimodel.files import MAX_JSON_BYTES, read_json_object
 
-PARTIAL = "partial"
+MANIFEST, ROWS, TIMING, SUMMARY, REPORT = "manifest.json", "rows.jsonl", "timing.jsonl", "summary.json", "report.md"
+LOCK, PARTIAL = ".lock", "partial"
+INFORMATION = "information"  # the one part of a manifest that may differ on resume: paths, commit, command
 
 
-class PartialLedger:
+class Ledger:
+    """Rows with their timing in a file beside them, so that two runs write one and the same rows."""
+
+    def __init__(self, rows: Path) -> None:
+        self.rows, self.timing = rows, rows.with_name(rows.name.replace("rows", "timing"))
+
+    def append(self, line: str, timing: str | None) -> None:
+        """Appends a sealed row and its timing line, if there is one."""
+        append_line(self.rows, line)
+        if timing is not None:
+            append_line(self.timing, timing)
+
+
+class PartialLedger(Ledger):
     """One rank's rows and their timing, held under a lock of their own."""
 
     def __init__(self, run: Path, rank: int) -> None:
         """InputError when a process of an earlier job still holds it."""
         (run / PARTIAL).mkdir(exist_ok=True)
-        self._rows, self._timing = (run / PARTIAL / f"{kind}-{rank}.jsonl" for kind in ("rows", "timing"))
-        self._lock = lock(self._rows)
+        super().__init__(run / PARTIAL / f"rows-{rank}.jsonl")
+        self._lock = lock(self.rows)
 
-    def append(self, row: Row, timing: Timing) -> None:
-        append_row(self._rows, row)
-        append_line(self._timing, canonical(timing))
+    def keep(self, index: int, row: Row, timing: Timing) -> None:
+        self.append(seal(row), canonical(timing))
 
     def close(self) -> None:
         os.close(self._lock)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row in a partial ledger: its file and bytes, its digest there, its timing line where there is one."""
+class Waiting(NamedTuple):
+    """A row in a partial ledger."""
 
-    path: Path
-    number: int
-    start: int
-    stop: int
-    row_sha256: str
-    timing: str | None
+    line: str  # sealed
+    timing: str | None  # its timing line, None where there is none that can be read
 
-    def read(self) -> tuple[str, Row]:
-        """The sealed line and its row; InputError when the file changed since it was scanned."""
-        with open(self.path, "rb") as file:
-            file.seek(self.start)
-            text = file.read(self.stop - self.start)
-        return text.decode("ascii", "replace"), unsealed(text, f"{self.path} line {self.number}")
-
-
-def require_unheld(run: Path) -> None:
-    """InputError when a rank of an earlier job still writes."""
-    for path in _ledgers(run):
-        os.close(lock(path))
-
-
-def drop_torn(run: Path) -> int:
-    """Cuts torn last lines off rows and timing; returns how many bytes of rows. Nobody may be writing."""
-    dropped = 0
-    for path in _files(run):
-        torn = whole_lines(path)[1]
-        if torn:
-            drop_tail(path, torn)
-            dropped += torn if path in _ledgers(run) else 0
-    return dropped
-
-
-def scan(run: Path, keys: list[str], written: list[str | None]) -> dict[int, Line]:
-    """Every complete row that the partial ledgers hold and the main one does not, by index.
-
-    keys: the row names in source order. written: `row_sha256` of each row of the main ledger, None where it need not be
-    compared. InputError names a line that is damaged, of another run, or not the row that another ledger holds.
-    """
-    found: dict[int, Line] = {}
-    for path in _ledgers(run):
-        timings = _timings(path.with_name(path.name.replace("rows-", "timing-")))
-        start = 0
-        with open(open_own(path, os.O_RDONLY), "rb") as file:
-            for number, text in enumerate(file, start=1):
-                where, stop = f"{path} line {number}", start + len(text)
-                if not text.endswith(b"\n"):
-                    break
-                index, row = _indexed(text[:-1], where, keys)
-                digest = row["row_sha256"]
-                known = written[index] if index < len(written) else None
-                known = found[index].row_sha256 if index in found else known
-                if known not in (None, digest):
-                    raise InputError(f"{where}: expected row {keys[index]} as elsewhere in this run, found other bytes")
-                if index >= len(written):
-                    found[index] = Line(path, number, start, stop - 1, digest, timings.get(keys[index]))
-                start = stop
-    return found
-
-
-def clear(run: Path) -> None:
-    """Removes the partial ledgers, all of whose rows stand in the main one."""
-    for path in _files(run):
-        path.unlink()
-    with suppress(OSError):  # not there, or holding a file of the user's
-        (run / PARTIAL).rmdir()
-
-
-def _files(run: Path) -> list[Path]:
-    return sorted((run / PARTIAL).glob("*-*.jsonl"))
-
-
-def _ledgers(run: Path) -> list[Path]:
-    return sorted((run / PARTIAL).glob("rows-*.jsonl"))
-
-
-def _indexed(text: bytes, where: str, keys: list[str]) -> tuple[int, Row]:
-    row = unsealed(text, where)
-    index = row.get("index")
-    if type(index) is not int or not 0 <= index < len(keys) or row_key(row) != keys[index]:
-        raise InputError(f"{where}: expected a row of this run's manifest, found {index!r} {row.get('row')!r:.80}")
-    return index, row
-
-
-def _timings(path: Path) -> dict[str, str]:
-    """Returns the timing lines by row name; one that cannot be read is left out, as no result depends on it."""
-    found = {}
-    for line in whole_lines(path)[0]:
-        try:
-            found[str(json.loads(line)["row"])] = line.decode("ascii")
-        except (ValueError, KeyError, TypeError):
-            continue
-    return found
-
-
-MANIFEST, ROWS, TIMING, SUMMARY, REPORT = "manifest.json", "rows.jsonl", "timing.jsonl", "summary.json", "report.md"
-LOCK = ".lock"
-INFORMATION = "information"  # the one part of a manifest that may differ on resume: paths, commit, command
+    def row(self) -> Row:
+        return unseal(self.line)
 
 
 class RunDirectory:
-    """One run on disk, held under a lock that dies with its holder.
+    """One run on disk, held under a lock that is released when its process ends.
 
-    rows: those that `rows.jsonl` held when it was opened. length: those it holds now. waiting: rows by index that ranks
-    of a sharded run wrote to partial ledgers, ready to be taken when all before them are there.
+    rows: those that `rows.jsonl` held when it was opened. waiting: rows by index that stand in partial ledgers, to be
+    taken when all before them are there. dropped, dropped_waiting: torn bytes cut off the ledger, and off partial ones.
     """
 
     def __init__(self, path: Path, manifest: Manifest, fresh: bool) -> None:
         """Creates or reopens the run. InputError, with nothing written, when it is another run or no run, or too large
         to be read back, or another process holds it.
         """
-        self.path = path
+        self.path, self._ledger = path, Ledger(path / ROWS)
         if fresh and path.exists():
             set_aside(path, MANIFEST, ("schema", "row_order"), LOCK)
-        plain: Manifest = json.loads(canonical(manifest))
-        _require_takeable(path, plain)  # before a lock file is put there, and again once the lock is held
+        self.manifest: Manifest = json.loads(canonical(manifest))
+        self._require_takeable()  # before a lock file is put there, and again once the lock is held
         path.resolve().mkdir(parents=True, exist_ok=True)  # where a link leads, nothing may stand yet
         self._lock = lock(path / LOCK, path)
         try:
-            _require_takeable(path, plain)
-            self._open(path, plain)
+            self._require_takeable()
+            self._open()
         except BaseException:
             self.close()
             raise
 
-    def _open(self, path: Path, manifest: Manifest) -> None:
-        if not (path / MANIFEST).exists():
-            write_whole(path / MANIFEST, _manifest_text(manifest))
-        self.manifest = manifest
-        self.rows, self.dropped = read_ledger(path / ROWS, manifest["row_order"])
+    def _require_takeable(self) -> None:
+        """InputError unless the path is this run, nothing, or an empty directory, and the manifest can be read back."""
+        path, order, size = self.path / MANIFEST, self.manifest["row_order"], len(_document(self.manifest))
+        require_distinct(order, f"{path}: row_order")
+        if size > MAX_JSON_BYTES:
+            raise InputError(
+                f"{path}: expected at most {MAX_JSON_BYTES} bytes, found {size} for {len(order)} rows; "
+                "take shorter ids, or share the tasks out over several runs"
+            )
+        if path.exists():
+            require_same_manifest(self.manifest, self.path)
+        elif self.path.exists() and any(found.name not in (LOCK, MANIFEST + ".part") for found in self.path.iterdir()):
+            raise InputError(f"{self.path}: expected a run directory or an empty one, found files without {MANIFEST}")
+
+    def _open(self) -> None:
+        if not (self.path / MANIFEST).exists():
+            write_whole(self.path / MANIFEST, _document(self.manifest))
+        self.rows, self.dropped = read_ledger(self._ledger.rows, self.manifest["row_order"])
         if self.dropped:
-            drop_tail(path / ROWS, self.dropped)
-        torn = whole_lines(path / TIMING)[1]
-        if torn:  # the next line would otherwise be glued to it
-            drop_tail(path / TIMING, torn)
-        self._written: list[str | None] = [row["row_sha256"] for row in self.rows]
-        require_unheld(path)
-        self.dropped_waiting = drop_torn(path)
+            drop_tail(self._ledger.rows, self.dropped)
+        self._digests: list[str | None] = [row["row_sha256"] for row in self.rows]  # None: written by this process
+        partial = self._partial("rows")
+        for path in partial:  # InputError when a rank of an earlier job still writes
+            os.close(lock(path))
+        self.dropped_waiting = 0
+        for path in [self._ledger.timing, *partial, *self._partial("timing")]:
+            torn = whole_lines(path)[1]
+            if torn:  # the next line would otherwise be glued to it
+                drop_tail(path, torn)
+                self.dropped_waiting += torn if path in partial else 0
         self.look_again()
+
+    def _partial(self, kind: str) -> list[Path]:
+        return sorted((self.path / PARTIAL).glob(f"{kind}-*.jsonl"))
+
+    def look_again(self) -> None:
+        """Reads what ranks have written meanwhile; none may be writing now.
+
+        InputError names a line that is damaged, of another run, or not the row that another ledger holds.
+        """
+        order, digests = self.manifest["row_order"], dict(enumerate(self._digests))
+        self.waiting: dict[int, Waiting] = {}
+        for path in self._partial("rows"):
+            timings = _timings(Ledger(path).timing)
+            for number, line in enumerate(whole_lines(path)[0], start=1):
+                where = f"{path} line {number}"
+                row = unsealed(line, where)
+                index = row.get("index")
+                if type(index) is not int or not 0 <= index < len(order) or row_key(row) != order[index]:
+                    found = f"{index!r} {row['row']!r:.80}"
+                    raise InputError(f"{where}: expected a row of this run's manifest, found {found}")
+                if digests.setdefault(index, row["row_sha256"]) not in (None, row["row_sha256"]):
+                    raise InputError(
+                        f"{where}: expected row {order[index]} as elsewhere in this run, found other bytes"
+                    )
+                if index >= self.length:
+                    self.waiting[index] = Waiting(line.decode("ascii"), timings.get(order[index]))
 
     def inform(self, name: str, key: str, text: str) -> bool:
         """Keeps a text under `name` and `key` of the manifest's information; False where it stands there already."""
@@ -209,54 +171,42 @@ class RunDirectory:
         if kept.get(key) == text:
             return False
         kept[key] = text
-        write_whole(self.path / MANIFEST, _manifest_text(manifest))
+        write_whole(self.path / MANIFEST, _document(manifest))
         return True
 
     @property
     def length(self) -> int:
-        return len(self._written)
-
-    def look_again(self) -> None:
-        """Reads what ranks have written meanwhile; none may be writing now. InputError names a damaged line."""
-        self.waiting = scan(self.path, list(self.manifest["row_order"]), self._written)
+        """Rows that `rows.jsonl` holds now."""
+        return len(self._digests)
 
     def append(self, row: Row, timing: Timing) -> None:
-        """Adds a finished row; its timing goes to a file of its own, so that two runs write one and the same ledger."""
+        """Adds the next row."""
         assert row_key(row) == self.manifest["row_order"][self.length], "rows are written in the manifest's order"
-        append_row(self.path / ROWS, row)
-        self._written.append(None)
-        append_line(self.path / TIMING, canonical(timing))
+        self._ledger.append(seal(row), canonical(timing))
+        self._digests.append(None)
 
-    def put_aside(self, rows: Sequence[tuple[Row, Timing]]) -> None:
-        """Writes finished rows and their timings to a partial ledger, where they wait for the rows before them."""
-        if not rows:
-            return
-        ledger = PartialLedger(self.path, 0)
-        try:
-            for row, timing in rows:
-                ledger.append(row, timing)
-        finally:
-            ledger.close()
-        self.look_again()
+    def keep(self, index: int, row: Row, timing: Timing) -> None:
+        """Adds a finished row: to `rows.jsonl` where it is the next, else to a partial ledger."""
+        if index == self.length:
+            self.append(row, timing)
+        else:
+            waiting = Waiting(seal(row), canonical(timing))
+            (self.path / PARTIAL).mkdir(exist_ok=True)
+            Ledger(self.path / PARTIAL / "rows-0.jsonl").append(*waiting)
+            self.waiting[index] = waiting
 
     def take(self, index: int) -> Row | None:
         """Returns row `index` if it is there. A row in a partial ledger is first appended to `rows.jsonl`."""
         if index < len(self.rows):
             return self.rows[index]
-        line = self.waiting.pop(index, None)
-        if line is None:
+        if index not in self.waiting:
             return None
         assert index == self.length, "rows are taken in source order"
-        text, row = line.read()
-        append_line(self.path / ROWS, text)
-        self._written.append(line.row_sha256)
-        if line.timing is not None:
-            append_line(self.path / TIMING, line.timing)
+        waiting = self.waiting.pop(index)
+        row = waiting.row()
+        self._ledger.append(*waiting)
+        self._digests.append(row["row_sha256"])
         return row
-
-    def written(self) -> list[Row]:
-        """All rows, read back: what a summary is made of, so that a long run need not hold them while it decodes."""
-        return read_ledger(self.path / ROWS)[0]
 
     def attach(self, name: str, text: str) -> None:
         """Keeps an input beside the ledger, written before the first row; InputError when other bytes stand there."""
@@ -267,33 +217,30 @@ class RunDirectory:
             raise InputError(f"{path}: expected SHA-256 {sha256_text(text)}, found {sha256_file(path)}")
 
     def finish(self, summary: Summary, report: str) -> None:
-        """Writes summary.json and report.md; what partial ledgers still hold stands in `rows.jsonl` by then."""
-        write_whole(self.path / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=True, allow_nan=False) + "\n")
+        """Writes summary.json and report.md, and removes the partial ledgers, whose rows stand in `rows.jsonl`."""
+        write_whole(self.path / SUMMARY, _document(summary))
         write_whole(self.path / REPORT, report)
-        clear(self.path)
+        for path in self._partial("*"):
+            path.unlink()
+        with suppress(OSError):  # not there, or holding a file of the user's
+            (self.path / PARTIAL).rmdir()
 
     def close(self) -> None:
-        """Lets the lock go."""
+        """Releases the lock."""
         os.close(self._lock)
 
 
-def _manifest_text(manifest: Mapping[str, Any]) -> str:
-    return json.dumps(manifest, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+def _document(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def _require_takeable(path: Path, manifest: Manifest) -> None:
-    """InputError unless `path` is this run, or nothing, or an empty directory, and the manifest can be read back."""
-    require_distinct(manifest["row_order"], f"{path / MANIFEST}: row_order")
-    size = len(_manifest_text(manifest))
-    if size > MAX_JSON_BYTES:
-        raise InputError(
-            f"{path / MANIFEST}: expected at most {MAX_JSON_BYTES} bytes, found {size} for "
-            f"{len(manifest['row_order'])} rows; take shorter ids, or share the tasks out over several runs"
-        )
-    if (path / MANIFEST).exists():
-        _require_same(manifest, read_json_object(path / MANIFEST), path / MANIFEST)
-    elif path.exists() and any(entry.name not in (LOCK, MANIFEST + ".part") for entry in path.iterdir()):
-        raise InputError(f"{path}: expected a run directory or an empty one, found files without {MANIFEST}")
+def _timings(path: Path) -> dict[str, str]:
+    """Returns the timing lines by row name; one that cannot be read is left out, as no result depends on it."""
+    found = {}
+    for line in whole_lines(path)[0]:
+        with suppress(ValueError, KeyError, TypeError):
+            found[str(json.loads(line)["row"])] = line.decode("ascii")
+    return found
 
 
 def set_aside(path: Path, document: str, keys: tuple[str, ...], lock_name: str = "") -> None:
@@ -328,23 +275,21 @@ def require_own(path: Path, document: str, keys: tuple[str, ...], lock_name: str
 
 def require_same_manifest(wanted: Manifest, path: Path) -> None:
     """InputError, naming the fields, where `wanted` is not the manifest of the run in `path`, information apart."""
-    _require_same(json.loads(canonical(wanted)), read_json_object(path / MANIFEST), path / MANIFEST)
-
-
-def _require_same(wanted: Manifest, found: Mapping[str, Any], where: Path) -> None:
-    differing = compare_leaves(without(wanted, INFORMATION), without(found, INFORMATION)).lines("expected", "found")
+    mine, found = json.loads(canonical(wanted)), read_json_object(path / MANIFEST)
+    differing = compare_leaves(without(mine, INFORMATION), without(found, INFORMATION)).lines("expected", "found")
     if differing:
         shown = "; ".join(differing[:4]) + (f"; and {len(differing) - 4} more" if len(differing) > 4 else "")
+        where = path / MANIFEST
         raise InputError(f"{where}: expected this run's manifest, found another's ({shown}); choose --out or --fresh")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory, read only."""
+    """A run directory read back, whatever made it."""
 
     path: Path
     manifest: dict[str, Any]
-    rows: Mapping[str, dict[str, Any]]  # by identity (`ledger.row_key`), in the manifest's order; complete lines only
+    rows: Mapping[str, dict[str, Any]]  # by identity (`row_key`), in the manifest's order; complete lines only
     summary: dict[str, Any] | None  # None while a row or the summary is missing
 
     @property
@@ -356,29 +301,27 @@ class Run:
         return sha256_file(self.path / ROWS)
 
     def numeric(self) -> list[dict[str, Any]]:
-        """Returns the run's numeric contracts, one per dtype or cell; empty where it decoded nothing."""
+        """Returns the run's numeric contracts, one per dtype or cell."""
         contracts: list[dict[str, Any]] = self.manifest["numeric"]
         return contracts
 
     def numeric_of(self, key: str) -> dict[str, Any]:
-        """Returns the numeric contract under which row `key` was decoded."""
-        row = self.rows[key]
-        fitting = [one for one in self.numeric() if _decoded(one, row)]
+        """Returns the numeric contract under which row `key` was decoded: that of its cell, named
+        DTYPE/ATTENTION/LINEAR, or of its dtype, or the only one."""
+        row, kernels = self.rows[key], ("dtype", "attention", "linear")
+        if "cell" in row:
+            fitting = [one for one in self.numeric() if row["cell"] == "/".join(str(one.get(part)) for part in kernels)]
+        else:
+            fitting = [one for one in self.numeric() if row.get("dtype", one["dtype"]) == one["dtype"]]
         if len(fitting) != 1:
             raise refuse(f"{self.path / MANIFEST}: numeric", f"one contract of row {key}", f"{len(fitting)} of them")
         return fitting[0]
 
 
-def _decoded(numeric: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Whether this contract is the row's. A cell is named DTYPE/ATTENTION/LINEAR; a row without cell and dtype has the
-    run's only contract."""
-    if "cell" in row:
-        return bool(row["cell"] == "/".join(str(numeric.get(part)) for part in ("dtype", "attention", "linear")))
-    return "dtype" not in row or bool(row["dtype"] == numeric.get("dtype"))
-
-
 def read_run(path: Path) -> Run:
-    """Reads a run in whatever state. InputError where it is none, is damaged, or its rows are not the manifest's."""
+    """Reads a run in whatever state. InputError where it is none, is damaged, its rows are not the manifest's, or its
+    summary's verdict does not follow from the ledger: no failed run may be read as a passed one.
+    """
     if not (path / MANIFEST).is_file():
         found = "nothing" if not path.exists() else "a file" if path.is_file() else "no manifest"
         raise InputError(f"{path}: expected a run directory, found {found}")
@@ -386,34 +329,27 @@ def read_run(path: Path) -> Run:
     for key, kind in (("experiment", str), ("numeric", list), ("row_order", list)):
         if not isinstance(manifest.get(key), kind):
             raise refuse(f"{path / MANIFEST}: {key}", f"a {kind.__name__}", manifest.get(key))
-    numeric = manifest["numeric"]
+    numeric, order = manifest["numeric"], manifest["row_order"]
     if not numeric or not all(isinstance(one, dict) and isinstance(one.get("dtype"), str) for one in numeric):
         raise refuse(f"{path / MANIFEST}: numeric", "at least one numeric contract, each with its dtype", numeric)
-    if not all(isinstance(name, str) for name in manifest["row_order"]):
-        raise refuse(f"{path / MANIFEST}: row_order", "a list of row ids", manifest["row_order"])
-    rows, torn = read_ledger(path / ROWS, manifest["row_order"])
+    if not all(isinstance(name, str) for name in order):
+        raise refuse(f"{path / MANIFEST}: row_order", "a list of row ids", order)
+    rows, torn = read_ledger(path / ROWS, order)
     summary = None
-    if not torn and len(rows) == len(manifest["row_order"]) and (path / SUMMARY).exists():
+    if not torn and len(rows) == len(order) and (path / SUMMARY).exists():
         summary = read_json_object(path / SUMMARY)
-        _require_agreement(path, rows, summary)
+        for key, value in {"rows": len(rows), "gates": gate_counts(rows)}.items():
+            if summary.get(key) != value:
+                raise refuse(f"{path / SUMMARY}: {key}", f"{value} (from {ROWS})", summary.get(key))
+        if summary.get("passed") and not all(row["passed"] for row in rows):
+            raise refuse(f"{path / SUMMARY}: passed", f"False (from {ROWS})", True)
     return Run(path, manifest, {row_key(row): {**row} for row in rows}, summary)
-
-
-def _require_agreement(path: Path, rows: Sequence[Mapping[str, Any]], summary: dict[str, Any]) -> None:
-    """InputError unless the summary's verdict follows from the ledger: no failed run may be read as a passed one."""
-    wanted = {"rows": len(rows), "gates": gate_counts(rows)}
-    for key, value in wanted.items():
-        if summary.get(key) != value:
-            raise refuse(f"{path / SUMMARY}: {key}", f"{value} (from {ROWS})", summary.get(key))
-    if summary.get("passed") and not all(row["passed"] for row in rows):
-        raise refuse(f"{path / SUMMARY}: passed", f"False (from {ROWS})", True)
 
 
 def read_finished(path: Path) -> tuple[Run, dict[str, Any]]:
     """Reads a run and its summary. InputError also where a row or the summary is missing."""
     run = read_run(path)
     if run.summary is None:
-        raise InputError(
-            f"{path}: expected a finished run, found {len(run.rows)} of {len(run.manifest['row_order'])} rows"
-        )
+        of = f"{len(run.rows)} of {len(run.manifest['row_order'])} rows"
+        raise InputError(f"{path}: expected a finished run, found {of}")
     return run, run.summary

@@ -1,8 +1,7 @@
-"""Arms: the continuations of one boundary. What must hold among them, and their entries in the ledger.
+"""An experiment: how a row of it is decoded, the gates that the row must pass, its ledger entry, and its endpoints.
 
-An experiment: how a row of it is decoded, the gates that the row must pass, and its endpoints.
-
-The walk of one row is `Experiment.row`: decode, check every gate, write the entry down.
+The walk of one row is `Experiment.row`: decode, check every gate, return the entry. Most experiments are continuations
+of boundaries of one prefix, called arms (`ArmExperiment`).
 """
 
 from abc import ABC, abstractmethod
@@ -26,162 +25,6 @@ from minimodel.roles import MERGE
 from stats.answers.score import score
 from stats.endpoints import first_divergence
 
-
-@dataclass(frozen=True)
-class Arm:
-    """One continuation."""
-
-    name: str  # its key in the row's `arms`
-    boundary: Boundary  # where it started
-    suffix: Suffix  # what followed
-
-
-def continued(model: Decoder, boundaries: Mapping[str, Boundary], progress: RowProgress) -> Steps[dict[str, Arm]]:
-    """Continues each boundary by the one greedy suffix decoder, one after the other in the order given."""
-    arms = {}
-    for name, boundary in boundaries.items():
-        progress.arm(name)
-        suffix = yield from suffix_steps(model, boundary)
-        arms[name] = Arm(name, boundary, suffix)
-        progress.fed(len(suffix.tokens))
-    return arms
-
-
-def replica_exact(left: Arm, right: Arm) -> bool:
-    """Whether a replica pair agrees in functional state, in the bits and geometry of cache and logits, and in the
-    suffix with its margins.
-    """
-    mine, theirs = left.boundary.named_tensors(), right.boundary.named_tensors()
-    return (
-        left.boundary.record.sha256() == right.boundary.record.sha256()
-        and left.suffix == right.suffix
-        and mine.keys() == theirs.keys()
-        and all(same_bits(mine[name], theirs[name]) for name in mine)
-        and all(geometry(mine[name]) == geometry(theirs[name]) for name in mine)
-    )
-
-
-def prefix_holds(arms: Sequence[Arm], tokens: Sequence[int]) -> bool:
-    """Whether exactly these integer tokens, with the roles, positions and mask rows that follow from them alone,
-    entered the decoder for every arm's boundary.
-    """
-    expected = derived_sha256(arms[0].boundary.state.contract, tokens)
-    return all(arm.boundary.record.sha256() == expected and len(arm.boundary.cache) == len(tokens) for arm in arms)
-
-
-def functional_state_holds(arms: Sequence[Arm]) -> bool:
-    """Whether all arms hold one prefix, and what entered the decoder for it, and for each arm's suffix, is what the
-    integer tokens alone call for.
-    """
-    contract, prefix = arms[0].boundary.state.contract, arms[0].boundary.state.tokens
-    suffixes = {arm.suffix.tokens for arm in arms}
-    expected = {suffix: derived_sha256(contract, (*prefix, *suffix)) for suffix in suffixes}
-    return (
-        all(arm.boundary.state.tokens == prefix for arm in arms)
-        and prefix_holds(arms, prefix)
-        and all(arm.suffix.functional_sha256 == expected[arm.suffix.tokens] for arm in arms)
-    )
-
-
-def copies_synchronised(arms: Sequence[Arm]) -> bool:
-    """Whether every arm holds two physical copies, which were given the same inputs and agree in every bit of cache
-    and logits. (A suffix whose copies come to differ in a logit or in the cache raises RowFailure.)
-    """
-    return all(
-        arm.suffix.synchronised
-        and all(len(tensor) == COPIES and equal_copies(tensor) for tensor in arm.boundary.tensors())
-        for arm in arms
-    )
-
-
-def storage_disjoint(arms: Sequence[Arm]) -> bool:
-    """Whether no two arms share a byte of K/V or logits."""
-    return disjoint(*(arm.boundary.tensors() for arm in arms))
-
-
-def eligible_choice(boundary: Boundary) -> tuple[int, float]:
-    """Returns the eligible argmax of the boundary logits and its margin."""
-    return choose(boundary.logits, boundary.state.contract.eligible[MERGE].to(boundary.logits.device))
-
-
-def prefix_entry(state: State) -> PrefixEntry:
-    """Returns the row's `prefix`."""
-    return {"tokens": list(state.tokens), "length": len(state), "sha256": state.sha256()}
-
-
-def arm_entry(arm: Arm, task: Task | RowName) -> ArmEntry:
-    """Returns the row's `arms[NAME]`. A row known by name alone is not scored."""
-    suffix, boundary = arm.suffix, arm.boundary
-    text = boundary.state.contract.codec.decode(suffix.answer)
-    argmax, margin = eligible_choice(boundary)
-    return {
-        "suffix": list(suffix.tokens),
-        "suffix_sha256": token_digest(suffix.tokens),
-        "merge": list(suffix.merge),
-        "answer": list(suffix.answer),
-        "answer_text": text,
-        **_scored(text, task),
-        "cache_sha256": cache_sha256(boundary.cache),
-        "logits_sha256": tensor_sha256(boundary.logits),
-        "argmax": argmax,
-        "margin": margin,
-        "margins": list(suffix.margins),
-        "boundary_state_sha256": boundary.record.sha256(),
-        "suffix_state_sha256": suffix.functional_sha256,
-        "geometry": _common_geometry(boundary),
-        "logits_geometry": geometry(boundary.logits),
-        "post_decode_length": suffix.cache_length,
-    }
-
-
-def _scored(text: str, task: Task | RowName) -> ArmEntry:
-    if isinstance(task, RowName):
-        return {}
-    scored = score(text, task.answer, len(task.choices))
-    return {"scored": scored.answer, "correct": scored.correct}
-
-
-def _common_geometry(boundary: Boundary) -> dict[str, Any]:
-    """Returns shape, stride and dtype that all K/V tensors of a boundary have, and their devices in order of layers."""
-    entries = [geometry(tensor) for tensor in cache_tensors(boundary.cache)]
-    tensors = [{k: entry[k] for k in ("shape", "stride", "dtype")} for entry in entries]
-    assert all(entry == tensors[0] for entry in tensors), "the K/V tensors of one cache differ in geometry"
-    devices = dict.fromkeys(str(entry["device"]) for entry in entries)
-    return {"tensors": len(tensors), **tensors[0], "device": ",".join(devices)}
-
-
-def comparison_entry(left: Arm, right: Arm, mine: ArmEntry, theirs: ArmEntry) -> Comparison:
-    """Returns the row's `comparisons["LEFT:RIGHT"]`. mine, theirs: the entries of the two arms."""
-    divergence = first_divergence(left.suffix.tokens, right.suffix.tokens)
-    logits = compare_tensors(left.boundary.logits, right.boundary.logits, "boundary logits")
-    return {
-        "cache": compare(left.boundary.cache, right.boundary.cache).as_dict(),
-        "logits": logits.as_dict(),
-        "suffix": {
-            "exact": divergence is None,
-            "first_divergence": divergence,
-            "tops": [_at(arm.suffix.tops, divergence) for arm in (left, right)],
-        },
-        "merge_equal": mine["merge"] == theirs["merge"],
-        "answer_tokens_equal": mine["answer"] == theirs["answer"],
-        **_scores_equal(mine, theirs),
-        "argmax_equal": mine["argmax"] == theirs["argmax"],
-    }
-
-
-def _at(values: Sequence[float | None], index: int | None) -> float | None:
-    return values[index] if index is not None and index < len(values) else None
-
-
-def _scores_equal(mine: ArmEntry, theirs: ArmEntry) -> Comparison:
-    if "scored" not in mine:
-        return {}
-    same_answer = mine["scored"] == theirs["scored"]
-    if mine["scored"] is None and theirs["scored"] is None:
-        same_answer = mine["answer"] == theirs["answer"]
-    return {"answer_equal": same_answer, "correct_equal": mine["correct"] == theirs["correct"]}
-
-
 Made = TypeVar("Made")  # what decoding a row leaves for its gates and its entry
 Check = TypeVar("Check", bound=Callable[[Any, Any], bool])
 
@@ -192,8 +35,15 @@ def gate(check: Check) -> Check:
     return check
 
 
+def replica_gate(name: str) -> Callable[[Any, Any], bool]:
+    """Returns the gate that arm NAME and NAME_replica agree in every bit."""
+    return gate(lambda experiment, made: replica_exact(made[name], made[f"{name}_replica"]))
+
+
 class Experiment(ABC, Generic[Made]):
     """One experiment with its inputs, opened and checked. Rows are numbered in the manifest's row order."""
+
+    decoder: Decoder  # of every row, where `model` is not overridden
 
     @classmethod
     def gates(cls) -> list[str]:
@@ -219,9 +69,9 @@ class Experiment(ABC, Generic[Made]):
             "passed": False,
         }
 
-    @abstractmethod
     def model(self, index: int) -> Decoder:
         """Returns the decoder of row `index`, loaded."""
+        return self.decoder
 
     @abstractmethod
     def task(self, index: int) -> Task | RowName:
@@ -262,6 +112,15 @@ class Experiment(ABC, Generic[Made]):
 
 
 @dataclass(frozen=True)
+class Arm:
+    """One continuation."""
+
+    name: str  # its key in the row's `arms`
+    boundary: Boundary  # where it started
+    suffix: Suffix  # what followed
+
+
+@dataclass(frozen=True)
 class Arms:
     """The arms of one row, decoded."""
 
@@ -280,10 +139,6 @@ class Arms:
     def state(self) -> State:
         """The prefix."""
         return self.all[0].boundary.state
-
-    def replica_exact(self, name: str) -> bool:
-        """Whether arm NAME and NAME_replica agree in every bit."""
-        return replica_exact(self[name], self[f"{name}_replica"])
 
     def suffixes(self) -> dict[str, list[int]]:
         return {name: list(arm.suffix.tokens) for name, arm in self.arms.items()}
@@ -344,7 +199,134 @@ class ArmExperiment(Experiment[Arms]):
         }
 
 
+def continued(model: Decoder, boundaries: Mapping[str, Boundary], progress: RowProgress) -> Steps[dict[str, Arm]]:
+    """Continues each boundary by the one greedy suffix decoder, one after the other in the order given."""
+    arms = {}
+    for name, boundary in boundaries.items():
+        progress.arm(name)
+        suffix = yield from suffix_steps(model, boundary)
+        arms[name] = Arm(name, boundary, suffix)
+        progress.fed(len(suffix.tokens))
+    return arms
+
+
 def boundary_length(boundaries: Sequence[Boundary]) -> int | None:
     """Returns the tokens that every boundary's cache holds; None where they differ."""
     lengths = {len(boundary.cache) for boundary in boundaries}
     return lengths.pop() if len(lengths) == 1 else None
+
+
+def replica_exact(left: Arm, right: Arm) -> bool:
+    """Whether a replica pair agrees in functional state, in the bits and geometry of cache and logits, and in the
+    suffix with its margins.
+    """
+    mine, theirs = left.boundary.named_tensors(), right.boundary.named_tensors()
+    return (
+        left.boundary.record.sha256() == right.boundary.record.sha256()
+        and left.suffix == right.suffix
+        and mine.keys() == theirs.keys()
+        and all(same_bits(mine[name], theirs[name]) for name in mine)
+        and all(geometry(mine[name]) == geometry(theirs[name]) for name in mine)
+    )
+
+
+def prefix_holds(arms: Sequence[Arm], tokens: Sequence[int]) -> bool:
+    """Whether exactly these integer tokens, with the roles, positions and mask rows that follow from them alone,
+    entered the decoder for every arm's boundary.
+    """
+    expected = derived_sha256(arms[0].boundary.state.contract, tokens)
+    return all(arm.boundary.record.sha256() == expected and len(arm.boundary.cache) == len(tokens) for arm in arms)
+
+
+def functional_state_holds(arms: Sequence[Arm]) -> bool:
+    """Whether all arms hold one prefix, and what entered the decoder for it and for each arm's suffix follows from the
+    integer tokens alone.
+    """
+    contract, prefix = arms[0].boundary.state.contract, arms[0].boundary.state.tokens
+    suffixes = {arm.suffix.tokens for arm in arms}
+    expected = {suffix: derived_sha256(contract, (*prefix, *suffix)) for suffix in suffixes}
+    return (
+        all(arm.boundary.state.tokens == prefix for arm in arms)
+        and prefix_holds(arms, prefix)
+        and all(arm.suffix.functional_sha256 == expected[arm.suffix.tokens] for arm in arms)
+    )
+
+
+def copies_synchronised(arms: Sequence[Arm]) -> bool:
+    """Whether every arm holds two physical copies, which were given the same inputs and agree in every bit of cache
+    and logits. (A suffix whose copies come to differ in a logit or in the cache raises RowFailure.)
+    """
+    return all(
+        arm.suffix.synchronised
+        and all(len(tensor) == COPIES and equal_copies(tensor) for tensor in arm.boundary.tensors())
+        for arm in arms
+    )
+
+
+def storage_disjoint(arms: Sequence[Arm]) -> bool:
+    """Whether no two arms share a byte of K/V or logits."""
+    return disjoint(*(arm.boundary.tensors() for arm in arms))
+
+
+def eligible_choice(boundary: Boundary) -> tuple[int, float]:
+    """Returns the eligible argmax of the boundary logits and its margin."""
+    return choose(boundary.logits, boundary.state.contract.eligible[MERGE].to(boundary.logits.device))
+
+
+def prefix_entry(state: State) -> PrefixEntry:
+    """Returns the row's `prefix`."""
+    return {"tokens": list(state.tokens), "length": len(state), "sha256": state.sha256()}
+
+
+def arm_entry(arm: Arm, task: Task | RowName) -> ArmEntry:
+    """Returns the row's `arms[NAME]`. A row known by name alone is not scored."""
+    suffix, boundary = arm.suffix, arm.boundary
+    text = boundary.state.contract.codec.decode(suffix.answer)
+    argmax, margin = eligible_choice(boundary)
+    scored: ArmEntry = {}
+    if isinstance(task, Task):
+        found = score(text, task.answer, len(task.choices))
+        scored = {"scored": found.answer, "correct": found.correct}
+    entries = [geometry(tensor) for tensor in cache_tensors(boundary.cache)]
+    tensors = [{key: entry[key] for key in ("shape", "stride", "dtype")} for entry in entries]
+    assert all(entry == tensors[0] for entry in tensors), "the K/V tensors of one cache differ in geometry"
+    devices = ",".join(dict.fromkeys(str(entry["device"]) for entry in entries))  # in order of layers
+    return {
+        "suffix": list(suffix.tokens),
+        "suffix_sha256": token_digest(suffix.tokens),
+        "merge": list(suffix.merge),
+        "answer": list(suffix.answer),
+        "answer_text": text,
+        **scored,
+        "cache_sha256": cache_sha256(boundary.cache),
+        "logits_sha256": tensor_sha256(boundary.logits),
+        "argmax": argmax,
+        "margin": margin,
+        "margins": list(suffix.margins),
+        "boundary_state_sha256": boundary.record.sha256(),
+        "suffix_state_sha256": suffix.functional_sha256,
+        "geometry": {"tensors": len(tensors), **tensors[0], "device": devices},
+        "logits_geometry": geometry(boundary.logits),
+        "post_decode_length": suffix.cache_length,
+    }
+
+
+def comparison_entry(left: Arm, right: Arm, mine: ArmEntry, theirs: ArmEntry) -> Comparison:
+    """Returns the row's `comparisons["LEFT:RIGHT"]`. mine, theirs: the entries of the two arms."""
+    at = first_divergence(left.suffix.tokens, right.suffix.tokens)
+    tops = [arm.suffix.tops[at] if at is not None and at < len(arm.suffix.tops) else None for arm in (left, right)]
+    scores: Comparison = {}
+    if "scored" in mine:
+        none = mine["scored"] is None and theirs["scored"] is None  # then the tokens are compared
+        same = mine["answer"] == theirs["answer"] if none else mine["scored"] == theirs["scored"]
+        scores = {"answer_equal": same, "correct_equal": mine["correct"] == theirs["correct"]}
+    logits = compare_tensors(left.boundary.logits, right.boundary.logits, "boundary logits")
+    return {
+        "cache": compare(left.boundary.cache, right.boundary.cache).as_dict(),
+        "logits": logits.as_dict(),
+        "suffix": {"exact": at is None, "first_divergence": at, "tops": tops},
+        "merge_equal": mine["merge"] == theirs["merge"],
+        "answer_tokens_equal": mine["answer"] == theirs["answer"],
+        **scores,
+        "argmax_equal": mine["argmax"] == theirs["argmax"],
+    }

@@ -1,12 +1,10 @@
-"""The bank: every BF16 boundary prefix of a finished matrix run, in source order, without filtering (paper, section
-3.4).
+"""What an experiment opens first and checks before anything is written: tasks or bank, panel, checkpoint and models.
 
-It is read from the matrix run itself, or from the copy `bank.jsonl` that a fixed_prefix run keeps beside its ledger.
-The digest is that of the copy's bytes, so that a bank has one digest whichever of the two it is read from.
+The bank is every BF16 boundary prefix of a finished matrix run, in source order, without filtering (paper, section
+3.4). It is read from the matrix run itself, or from the copy `bank.jsonl` that a fixed_prefix run keeps beside its
+ledger. The digest is that of the copy's bytes, so that a bank has one digest whichever of the two it is read from.
 
-A panel: the rows that an experiment froze before it decoded any, and whether as many as its design wants.
-
-What an experiment opens first: tasks, contract, checkpoint and models, checked before anything is written.
+A panel is the rows that an experiment froze before it decoded any.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +30,11 @@ from minimodel.numerics import NumericContract
 from minimodel.selfcheck import require_usable
 from stats.panels import length_spread
 
-BANK = "bank.jsonl"
-BANK_DTYPE = "bf16"
+BANK, BANK_DTYPE = "bank.jsonl", "bf16"
 MATRIX_COMMAND = f"python -m experiments.matrix --dtype {BANK_DTYPE}"
 FIXED_COMMAND = "python -m experiments.fixed_prefix"
 MAX_BANK_BYTES = 1 << 30
+SPREAD = "evenly spaced order statistics after sorting by (prefix length, row id); no outcome and no answer is read"
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,14 @@ class Prefix:
     row: str  # its id
     tokens: tuple[int, ...]  # through merge's opening delimiter
     sha256: str  # their digest
+
+    @classmethod
+    def read(cls, row: Any, entry: Mapping[str, Any], where: str) -> "Prefix":
+        """InputError where the tokens are not what their digest says."""
+        tokens, digest = tuple(entry["tokens"]), entry["sha256"]
+        if token_digest(tokens) != digest or entry["length"] != len(tokens):
+            raise refuse(f"{where}: SHA-256 of the {entry['length']} prefix tokens", digest, token_digest(tokens))
+        return cls(str(row), tokens, digest)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -77,9 +83,9 @@ class Bank:
         return replace(self, prefixes=self.prefixes[:limit])
 
 
-def open_source(path: Path, experiments: tuple[str, ...], command: str) -> tuple[Manifest, list[Row]]:
-    """Returns manifest and rows of a finished run that passed its gates. InputError ends with the command that
-    makes one."""
+def _open_source(path: Path, experiments: tuple[str, ...], command: str) -> tuple[Manifest, list[Row]]:
+    """Returns manifest and rows of a finished run that passed its gates. InputError ends with the command that makes
+    one."""
     try:
         run, summary = read_finished(path)
     except InputError as error:
@@ -92,31 +98,27 @@ def open_source(path: Path, experiments: tuple[str, ...], command: str) -> tuple
 
 
 def open_bank(path: Path) -> Bank:
-    """Returns the bank of a finished matrix or fixed_prefix run. InputError where the run is missing, unfinished or
-    altered."""
-    manifest, rows = open_source(path, ("matrix", "fixed_prefix"), MATRIX_COMMAND)
-    return matrix_bank(path, manifest, rows) if manifest["experiment"] == "matrix" else copied_bank(path, manifest)
+    """Returns the bank of a finished matrix or fixed_prefix run.
 
-
-def matrix_bank(path: Path, manifest: Manifest, rows: list[Row]) -> Bank:
-    """Returns the bank of a matrix ledger. InputError for another dtype, and for a prefix that is not what its
-    digest says."""
+    InputError where the run is missing, unfinished or altered, and for a matrix of another dtype.
+    """
+    manifest, rows = _open_source(path, ("matrix", "fixed_prefix"), MATRIX_COMMAND)
+    if manifest["experiment"] == "fixed_prefix":
+        return _copied_bank(path, manifest)
     dtype = manifest["numeric"][0]["dtype"]
     if dtype != BANK_DTYPE:
         raise InputError(f"{path}: expected a {BANK_DTYPE} run, found {dtype}; make it with: {MATRIX_COMMAND}")
-    prefixes = [_prefix(row["row"], row["prefix"], f"{path / ROWS} row {row_key(row)}") for row in rows]
+    prefixes = [Prefix.read(row["row"], row["prefix"], f"{path / ROWS} row {row_key(row)}") for row in rows]
     return Bank(tuple(prefixes), path, manifest, sha256_file(path / ROWS))
 
 
-def copied_bank(path: Path, manifest: Manifest) -> Bank:
-    """Returns the bank of a fixed_prefix run's copy. InputError when the copy is not the one that the run's
-    manifest froze."""
-    file = path / BANK
-    data = read_bytes(file, MAX_BANK_BYTES)
-    entries = [parse_json(line, f"{file} line {n}") for n, line in enumerate(data.splitlines(), start=1)]
-    prefixes = [_prefix(e.get("row"), e, f"{file} line {n}") for n, e in enumerate(entries, start=1)]
+def _copied_bank(path: Path, manifest: Manifest) -> Bank:
+    """Returns the bank of a fixed_prefix run's copy. InputError unless it is the one that the run's manifest froze."""
+    file, frozen = path / BANK, manifest["panel"]["bank"]
+    lines = [(f"{file} line {n}", line) for n, line in enumerate(read_bytes(file, MAX_BANK_BYTES).splitlines(), 1)]
+    entries = [(where, parse_json(line, where)) for where, line in lines]
+    prefixes = [Prefix.read(entry.get("row"), entry, where) for where, entry in entries]
     require_distinct([prefix.row for prefix in prefixes], f"{file}: row")
-    frozen = manifest["panel"]["bank"]
     bank = Bank(tuple(prefixes), path, manifest, frozen["ledger_sha256"])
     if sha256_file(file) != frozen["sha256"] or bank.record() != frozen:
         raise refuse(f"{file}: SHA-256", frozen["sha256"], sha256_file(file))
@@ -126,8 +128,8 @@ def copied_bank(path: Path, manifest: Manifest) -> Bank:
 def open_strata(path: Path) -> tuple[Bank, dict[str, str]]:
     """Returns the bank of a finished fixed_prefix run, and each row's stratum: "exact" where its BF16 suffixes were
     equal, else "divergent"."""
-    manifest, rows = open_source(path, ("fixed_prefix",), FIXED_COMMAND)
-    bank = copied_bank(path, manifest)
+    manifest, rows = _open_source(path, ("fixed_prefix",), FIXED_COMMAND)
+    bank = _copied_bank(path, manifest)
     strata = {
         row["row"]: "exact" if row["comparisons"]["incremental:prefill"]["suffix"]["exact"] else "divergent"
         for row in rows
@@ -136,65 +138,6 @@ def open_strata(path: Path) -> tuple[Bank, dict[str, str]]:
     if list(strata) != [prefix.row for prefix in bank.prefixes]:
         raise InputError(f"{path}: expected {BANK_DTYPE} rows for the whole bank, found {len(strata)}; {FIXED_COMMAND}")
     return bank, strata
-
-
-def _prefix(row: Any, entry: Mapping[str, Any], where: str) -> Prefix:
-    tokens, digest = tuple(entry["tokens"]), entry["sha256"]
-    if token_digest(tokens) != digest or entry["length"] != len(tokens):
-        raise refuse(f"{where}: SHA-256 of the {entry['length']} prefix tokens", digest, token_digest(tokens))
-    return Prefix(str(row), tokens, digest)
-
-
-def require_own_checkpoint(bank: Bank, checkpoint: Path) -> None:
-    """InputError unless the checkpoint is the one that the bank's run decoded, file by file."""
-    found, wanted = file_digests(checkpoint), bank.manifest["checkpoint"]
-    for name in sorted({*found, *wanted}):
-        if found.get(name) != wanted.get(name):
-            where = f"{checkpoint / name}: SHA-256, as the run in {bank.source} had it"
-            raise refuse(where, str(wanted.get(name)), found.get(name))
-
-
-def require_same_meaning(bank: Bank, contract: Contract, checkpoint: Path) -> list[str]:
-    """Returns notes on another checkpoint under which the bank's tokens mean what they meant to its own.
-
-    InputError where vocabulary, merges, delimiter ids, eligible ids, caps, visibility or role offset differ. Files that
-    say the same in other bytes are noted.
-    """
-    found = contract_entries(contract)
-    differing = compare_leaves({key: bank.manifest.get(key) for key in found}, found).lines("expected", "found")
-    if differing:
-        where = f"{checkpoint}: expected tokens and contract as in the run in {bank.source}"
-        raise InputError(f"{where}; {'; '.join(differing[:3])}")
-    digests, wanted = file_digests(checkpoint), bank.manifest["checkpoint"]
-    return [
-        f"{name}: other bytes than in the run in {bank.source} "
-        f"(SHA-256 {digests.get(name)}, there {wanted.get(name)}); "
-        "vocabulary, merges, delimiters, eligible ids and contract are equal"
-        for name in ("tokenizer.json", "contract.json")
-        if digests.get(name) != wanted.get(name)
-    ]
-
-
-def prefix_states(bank: Bank, prefixes: list[Prefix], contract: Contract, context: int) -> list[State]:
-    """Replays each prefix through the contract and returns the states. InputError names the first that is no
-    boundary or leaves no room."""
-    states = []
-    for prefix in prefixes:
-        where = f"{bank.source}: prefix of row {prefix.row}"
-        try:
-            state = State.from_tokens(contract, prefix.tokens)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        if not state.structure.at_boundary:
-            raise InputError(f"{where}: expected an end right after merge's opening delimiter, found another")
-        longest = len(state) + contract.suffix_limit()
-        if longest > context:
-            raise InputError(f"{where}: its row may reach {longest} tokens, expected at most the context {context}")
-        states.append(state)
-    return states
-
-
-SPREAD = "evenly spaced order statistics after sorting by (prefix length, row id); no outcome and no answer is read"
 
 
 class Sized(Protocol):
@@ -230,9 +173,8 @@ def spread_record(chosen: Sequence[Prefix], wanted: int, bank: Bank) -> Panel:
 
 def panel_counts(panel: Panel) -> dict[str, dict[str, int]]:
     """Returns the summary's `panel`: wanted, available and selected rows, each by stratum."""
-    selected = {
-        stratum: sum(row.get("stratum", stratum) == stratum for row in panel["rows"]) for stratum in panel["wanted"]
-    }
+    strata = {name: [row for row in panel["rows"] if row.get("stratum", name) == name] for name in panel["wanted"]}
+    selected = {name: len(rows) for name, rows in strata.items()}
     return {"wanted": panel["wanted"], "available": panel["available"], "selected": selected}
 
 
@@ -255,7 +197,7 @@ def shortfall(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Session:
-    """An experiment's inputs at one dtype."""
+    """The inputs of an experiment over tasks, at one dtype."""
 
     experiment: str  # the command's name
     options: RunOptions
@@ -269,17 +211,10 @@ class Session:
 
     def manifest(self, row_order: list[str] | None = None, panel: Panel | None = None) -> Manifest:
         """Returns the manifest of a run over `row_order`, all tasks in source order without one."""
-        return build_manifest(
-            self.experiment,
-            [self.numeric],
-            self.checkpoint,
-            self.contract,
-            self.tasks_bytes,
-            [task.id for task in self.tasks] if row_order is None else row_order,
-            self.options.preflight,
-            panel=panel,
-            information={"tasks": str(self.options.tasks)},
-        )
+        order = [task.id for task in self.tasks] if row_order is None else row_order
+        contracts, given = [self.numeric], {"tasks": str(self.options.tasks)}
+        parts = (contracts, self.checkpoint, self.contract, self.tasks_bytes, order, self.options.preflight)
+        return build_manifest(self.experiment, *parts, panel=panel, information=given)
 
 
 def open_session(experiment: str, options: RunOptions, dtype: str) -> Session:
@@ -297,7 +232,7 @@ def open_session(experiment: str, options: RunOptions, dtype: str) -> Session:
 
 @dataclass
 class Models:
-    """One loaded model at a time: the one before is let go before the next is read."""
+    """One loaded model at a time: the one before is freed before the next is read."""
 
     checkpoint: Checkpoint
     numeric: dict[str, NumericContract]  # by dtype, or by cell
@@ -325,24 +260,32 @@ class BankSession:
     notes: tuple[str, ...] = ()  # on a checkpoint that is not the bank's own
 
     def states(self, prefixes: Sequence[Prefix]) -> list[State]:
-        """Returns the prefixes as discrete states under this checkpoint's contract."""
-        context = self.models.checkpoint.config.max_position_embeddings
-        return prefix_states(self.bank, list(prefixes), self.contract, context)
+        """Replays the prefixes through this checkpoint's contract and returns the states. InputError names the first
+        that is no boundary or leaves no room."""
+        context, states = self.models.checkpoint.config.max_position_embeddings, []
+        for prefix in prefixes:
+            where = f"{self.bank.source}: prefix of row {prefix.row}"
+            try:
+                state = State.from_tokens(self.contract, prefix.tokens)
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
+            if not state.structure.at_boundary:
+                raise InputError(f"{where}: expected an end right after merge's opening delimiter, found another")
+            longest = len(state) + self.contract.suffix_limit()
+            if longest > context:
+                raise InputError(f"{where}: its row may reach {longest} tokens, expected at most the context {context}")
+            states.append(state)
+        return states
 
     def manifest(self, row_order: list[str], panel: Panel, tasks_bytes: bytes | None = None) -> Manifest:
         """Returns the manifest of a run over `row_order`, its panel led by the bank's digest."""
-        tasks = {} if tasks_bytes is None else {"tasks": str(self.options.tasks)}
-        manifest = build_manifest(
-            self.experiment,
-            list(self.models.numeric.values()),
-            self.models.checkpoint,
-            self.contract,
-            tasks_bytes,
-            row_order,
-            self.options.preflight,
-            panel={"bank": self.bank.record(), **panel},
-            information={"source": str(self.bank.source), **tasks},
-        )
+        information = {"source": str(self.bank.source)}
+        if tasks_bytes is not None:
+            information["tasks"] = str(self.options.tasks)
+        contracts, models = list(self.models.numeric.values()), self.models
+        parts = (contracts, models.checkpoint, self.contract, tasks_bytes, row_order, self.options.preflight)
+        whole: Panel = {"bank": self.bank.record(), **panel}
+        manifest = build_manifest(self.experiment, *parts, panel=whole, information=information)
         return {**manifest, "checkpoint_warnings": [*manifest["checkpoint_warnings"], *self.notes]}
 
 
@@ -355,20 +298,40 @@ def open_bank_session(
 ) -> BankSession:
     """Opens and checks everything but tasks; reads no weight.
 
-    numeric: numeric contracts by dtype, or by a name of their own where an experiment crosses more than dtypes.
-    same_weights: the checkpoint must be the one that the bank's run decoded; else its tokens and contract must mean the
+    numeric: numeric contracts by dtype, or by another name where an experiment crosses more than dtypes. same_weights:
+    the checkpoint must be the one that the bank's run decoded, file by file; else its tokens and contract must mean the
     same.
     """
     checkpoint = open_checkpoint(options.checkpoint)  # first: whatever is read later is held to what it found
     contract = Contract.load(checkpoint)
-    notes: list[str] = []
-    if same_weights:
-        require_own_checkpoint(bank, options.checkpoint)
-    else:
-        notes = require_same_meaning(bank, contract, options.checkpoint)
+    found, wanted = file_digests(options.checkpoint), bank.manifest["checkpoint"]
+    for name in sorted({*found, *wanted}) if same_weights else ():
+        if found.get(name) != wanted.get(name):
+            where = f"{options.checkpoint / name}: SHA-256, as the run in {bank.source} had it"
+            raise refuse(where, str(wanted.get(name)), found.get(name))
+    notes = () if same_weights else _other_files(bank, contract, options.checkpoint)
     for one in numeric.values():
         require_usable(one, checkpoint.config)
-    return BankSession(experiment, options, contract, bank, Models(checkpoint, numeric), tuple(notes))
+    return BankSession(experiment, options, contract, bank, Models(checkpoint, numeric), notes)
+
+
+def _other_files(bank: Bank, contract: Contract, checkpoint: Path) -> tuple[str, ...]:
+    """Returns notes on files of another checkpoint that mean the same to the bank's tokens in other bytes.
+
+    InputError where vocabulary, merges, delimiter ids, eligible ids, caps, visibility or role offset differ.
+    """
+    entries = contract_entries(contract)
+    differing = compare_leaves({key: bank.manifest.get(key) for key in entries}, entries).lines("expected", "found")
+    if differing:
+        where = f"{checkpoint}: expected tokens and contract as in the run in {bank.source}"
+        raise InputError(f"{where}; {'; '.join(differing[:3])}")
+    found, wanted = file_digests(checkpoint), bank.manifest["checkpoint"]
+    return tuple(
+        f"{name}: other bytes than in the run in {bank.source} (SHA-256 {found.get(name)}, there {wanted.get(name)}); "
+        "vocabulary, merges, delimiters, eligible ids and contract are equal"
+        for name in ("tokenizer.json", "contract.json")
+        if found.get(name) != wanted.get(name)
+    )
 
 
 def bank_tasks(session: BankSession, prefixes: Sequence[Prefix]) -> tuple[list[Task], list[State], bytes]:
@@ -380,7 +343,7 @@ def bank_tasks(session: BankSession, prefixes: Sequence[Prefix]) -> tuple[list[T
     assert path is not None, "this experiment reads tasks"
     tasks, data = load_tasks(path, None)
     named = {task.id: task for task in tasks}
-    chosen, prompts = [], []
+    prompts = []
     for prefix in prefixes:
         if prefix.row not in named:
             raise InputError(f"{path}: expected a task for the bank's row {prefix.row}, found none")
@@ -388,9 +351,8 @@ def bank_tasks(session: BankSession, prefixes: Sequence[Prefix]) -> tuple[list[T
         prompt = State.prompt(session.contract, task.question, task.choices)
         if prompt.tokens != prefix.tokens[: len(prompt)]:
             raise InputError(f"{path}: task {task.id}: expected the prompt that its prefix begins with, found another")
-        chosen.append(task)
         prompts.append(prompt)
-    return chosen, prompts, data
+    return [named[prefix.row] for prefix in prefixes], prompts, data
 
 
 def left_out(numeric: Mapping[str, NumericContract], config: ModelConfig, module: str) -> dict[str, str]:

@@ -1,7 +1,6 @@
-"""Canonical JSON, and the append-only ledger `rows.jsonl`: one sealed line per row, in source order, safe against a
-crash at any byte.
+"""Canonical JSON, its files, and its comparison leaf by leaf.
 
-Nested JSON as leaves, and two such values compared leaf by leaf: exact values, exact types.
+The ledger `rows.jsonl` is append-only and safe against a crash at any byte: one sealed line per row, in source order.
 """
 
 import errno
@@ -20,9 +19,13 @@ from experiments.run.exits import uninterrupted
 from experiments.run.records import Row
 from minimodel.errors import InputError, refuse
 
+FULL_SEAL = re.compile(rb'"row_sha256":".{64}"\}')
+SHOWN_CHARACTERS = 60
+_ABSENT = object()
+
 
 def canonical(value: Any) -> str:
-    """One line of ASCII JSON in insertion order; NaN and infinity are refused (ValueError), never written."""
+    """Returns one line of ASCII JSON in insertion order. ValueError for NaN and infinity."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -36,19 +39,16 @@ def sha256_file(path: Path) -> str:
 
 
 def seal(row: Mapping[str, Any]) -> str:
-    """The row's line, closed by `row_sha256`, the digest of the line without it."""
+    """Returns the row's line, closed by `row_sha256`, the digest of the line without it."""
     return canonical({**row, "row_sha256": sha256_text(canonical(row))})
 
 
 def unseal(line: str) -> Row:
-    """The row of a sealed line; ValueError when any byte is not as it was written."""
+    """Returns the row of a sealed line. ValueError when any byte is not as it was written."""
     row = json.loads(line)
-    if not isinstance(row, dict) or seal({k: v for k, v in row.items() if k != "row_sha256"}) != line:
+    if not isinstance(row, dict) or seal(without(row, "row_sha256")) != line:
         raise ValueError("its digest does not match its bytes")
     return cast(Row, row)
-
-
-FULL_SEAL = re.compile(rb'"row_sha256":".{64}"\}')
 
 
 def row_key(entry: Mapping[str, Any]) -> str:
@@ -72,22 +72,12 @@ def require_distinct(keys: Sequence[str], where: str) -> None:
 def open_own(path: Path, flags: int) -> int:
     """Returns a handle on a regular file, made where `flags` say so. InputError for a link, a pipe, a device.
 
-    Nothing that is not a file of the run itself is ever written, locked or cut, and no pipe is waited for.
+    Only files of the run itself are written, locked or cut, and opening never blocks.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         kind = "a link" if path.is_symlink() else "a directory" if path.is_dir() else "a pipe or device"
         raise InputError(f"{path}: expected a regular file of this run, found {kind}")
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-
-
-def read_own(path: Path) -> bytes:
-    """Returns the bytes of a regular file, b"" where there is none. InputError for a pipe, a device, a directory."""
-    if not path.exists() and not path.is_symlink():
-        return b""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise InputError(f"{path}: expected a regular file, found a pipe or device")
-        return file.read()
 
 
 def lock(path: Path, name: Path | None = None) -> int:
@@ -119,11 +109,10 @@ def read_ledger(path: Path, row_order: Sequence[str] | None = None) -> tuple[lis
     rows = [unsealed(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
     keys = [row_key(row) for row in rows]
     require_distinct(keys, f"{path}: row")
-    for number, key in enumerate(keys if row_order is not None else [], start=1):
-        wanted = row_order[number - 1] if row_order is not None and number <= len(row_order) else None
-        if key != wanted:
-            expected = "the end" if wanted is None else f"row {wanted!r} (the manifest's row_order)"
-            raise refuse(f"{path} line {number}", expected, key)
+    if row_order is not None and keys != list(row_order[: len(keys)]):
+        at = next(i for i, key in enumerate(keys) if [key] != list(row_order[i : i + 1]))
+        expected = "the end" if at >= len(row_order) else f"row {row_order[at]!r} (the manifest's row_order)"
+        raise refuse(f"{path} line {at + 1}", expected, keys[at])
     return rows, torn
 
 
@@ -140,29 +129,27 @@ def unsealed(line: bytes, where: str) -> Row:
 
 
 def whole_lines(path: Path) -> tuple[list[bytes], int]:
-    """Returns the complete lines of a file of JSON objects, and the bytes of a torn tail (0: none).
+    """Returns the complete lines of a file of JSON objects ([] without a file), and the bytes of a torn tail (0: none).
 
     A tail is what a crash leaves of one line: its beginning, zeros where a disk lost power, and perhaps a line break
-    that an editor or the next program added. InputError for other text: it is not the rest of a line, and is not cut.
+    that an editor or the next program added. InputError for other text, which is not the rest of a line and is not cut,
+    and for a pipe or a device.
     """
-    complete, _, tail = read_own(path).rpartition(b"\n")
+    if not path.exists() and not path.is_symlink():
+        return [], 0
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InputError(f"{path}: expected a regular file, found a pipe or device")
+        complete, _, tail = file.read().rpartition(b"\n")
     lines = complete.split(b"\n") if complete else []
     if tail.strip(b"\0") and not tail.startswith(b"{"):
         raise InputError(f"{path}: expected lines of JSON, found {len(tail)} bytes of other text at its end")
-    if not tail and lines and _is_torn(lines[-1]):
-        tail = lines.pop() + b"\n"
+    if not tail and lines and lines[-1].startswith(b"{") and not FULL_SEAL.search(lines[-1]):
+        try:
+            json.loads(lines[-1])
+        except (ValueError, RecursionError):  # the beginning of a line, and a line break behind it
+            tail = lines.pop() + b"\n"
     return lines, len(tail)
-
-
-def _is_torn(line: bytes) -> bool:
-    """Whether a line is the beginning of one: no JSON object, and no row whose seal is there in full length."""
-    if not line.startswith(b"{") or FULL_SEAL.search(line):
-        return False
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return True
-    return False
 
 
 def drop_tail(path: Path, size: int) -> None:
@@ -186,15 +173,10 @@ def append_line(path: Path, line: str) -> None:
             raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def append_row(path: Path, row: Row) -> None:
-    """Appends one sealed row."""
-    append_line(path, seal(row))
-
-
 def write_whole(path: Path, text: str) -> None:
     """Replaces a small file at once: a reader sees the old or the new one, never a part.
 
-    Half a character, as a path that is not UTF-8 brings it in, is written as its escape.
+    A lone surrogate, as a path that is not UTF-8 brings it in, is written as its escape.
     """
     part = path.with_name(path.name + ".part")
     try:
@@ -208,8 +190,9 @@ def write_whole(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-SHOWN_CHARACTERS = 60
-_ABSENT = object()
+def without(value: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Returns an object without some of its keys."""
+    return {key: inner for key, inner in value.items() if key not in keys}
 
 
 def leaves(value: Any, at: str = "") -> dict[str, Any]:
@@ -232,15 +215,15 @@ class LeafDifference:
     left: Any  # _ABSENT where only the right side has the leaf
     right: Any  # _ABSENT where only the left side has the leaf
 
-    @property
-    def one_sided(self) -> bool:
-        return self.left is _ABSENT or self.right is _ABSENT
-
     def line(self, left: str, right: str) -> str:
         """Returns 'PATH: LEFT 1, RIGHT 2'. Two lists are shown by their lengths and the first entry that differs."""
-        if isinstance(self.left, list) and isinstance(self.right, list):
-            return f"{self.path}: {_list_line(self.left, self.right, left, right)}"
-        return f"{self.path}: {left} {_short(self.left)}, {right} {_short(self.right)}"
+        mine, theirs = self.left, self.right
+        if not isinstance(mine, list) or not isinstance(theirs, list):
+            return f"{self.path}: {left} {_short(mine)}, {right} {_short(theirs)}"
+        lengths, at = f"{self.path}: {left} {len(mine)} entries, {right} {len(theirs)}", first_unequal(mine, theirs)
+        if at is None or at >= min(len(mine), len(theirs)):
+            return lengths
+        return f"{lengths}; entry {at}: {left} {_short(mine[at])}, {right} {_short(theirs[at])}"
 
 
 @dataclass(frozen=True)
@@ -248,8 +231,8 @@ class LeafComparison:
     """Two nested values compared."""
 
     shared: int  # leaves that both sides have
-    differing: tuple[LeafDifference, ...]  # shared leaves with other values or other types
-    one_sided: tuple[LeafDifference, ...]  # leaves of one side alone
+    differing: list[LeafDifference]  # shared leaves with other values or other types
+    one_sided: list[LeafDifference]  # leaves of one side alone
 
     @property
     def equal(self) -> bool:
@@ -263,42 +246,21 @@ class LeafComparison:
 def compare_leaves(left: Any, right: Any, at: str = "") -> LeafComparison:
     """Compares leaf by leaf. Equal means the same canonical JSON: 1, 1.0 and true differ, and so do 0.0 and -0.0."""
     mine, theirs = leaves(left, at), leaves(right, at)
-    pairs = [(path, mine.get(path, _ABSENT), theirs.get(path, _ABSENT)) for path in {**mine, **theirs}]
-    unequal = [LeafDifference(*pair) for pair in pairs if not _same(pair[1], pair[2])]
-    one_sided = tuple(one for one in unequal if one.one_sided)
-    differing = tuple(one for one in unequal if not one.one_sided)
-    return LeafComparison(len(mine.keys() & theirs.keys()), differing, one_sided)
-
-
-def without(value: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Returns an object without some of its keys."""
-    return {key: inner for key, inner in value.items() if key not in keys}
+    pairs = [LeafDifference(path, mine.get(path, _ABSENT), theirs.get(path, _ABSENT)) for path in {**mine, **theirs}]
+    shared = [pair for pair in pairs if pair.left is not _ABSENT and pair.right is not _ABSENT]
+    differing = [pair for pair in shared if canonical(pair.left) != canonical(pair.right)]
+    one_sided = [pair for pair in pairs if pair.left is _ABSENT or pair.right is _ABSENT]
+    return LeafComparison(len(shared), differing, one_sided)
 
 
 def first_unequal(left: list[Any], right: list[Any]) -> int | None:
     """Returns the first index at which two lists differ: the shorter one's length where it is the other's start."""
     for index, (mine, theirs) in enumerate(zip(left, right)):
-        if not _same(mine, theirs):
+        if canonical(mine) != canonical(theirs):
             return index
     return None if len(left) == len(right) else min(len(left), len(right))
 
 
-def _same(left: Any, right: Any) -> bool:
-    if left is _ABSENT or right is _ABSENT:
-        return False
-    return canonical(left) == canonical(right)
-
-
-def _list_line(mine: list[Any], theirs: list[Any], left: str, right: str) -> str:
-    lengths = f"{left} {len(mine)} entries, {right} {len(theirs)}"
-    index = first_unequal(mine, theirs)
-    if index is None or index >= min(len(mine), len(theirs)):
-        return lengths
-    return f"{lengths}; entry {index}: {left} {_short(mine[index])}, {right} {_short(theirs[index])}"
-
-
 def _short(value: Any) -> str:
-    if value is _ABSENT:
-        return "nothing"
-    text = canonical(value)
+    text = "nothing" if value is _ABSENT else canonical(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

@@ -1,6 +1,6 @@
-"""The options every experiment shares, and the numeric contract they spell.
+"""The options that every experiment shares, the numeric contract they give, and the manifest that records it.
 
-The manifest: everything that decides a row's bits, written before the first row and compared on resume.
+A manifest holds everything that decides a row's bits. It is written before the first row and compared on resume.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,24 @@ from stats.intervals import BLOCK, REPLICATES, UNCERTAINTY
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 DEMO = Path(__file__).resolve().parent.parent / "demo"
+SCHEMA = "stage-replay-run-v1"
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("minimodel", "decode", "cache", "stats", "experiments")
+# under experiments/: what reads runs, prepares inputs or starts commands, and so decides no row and no verdict
+NO_ROWS = (
+    *("adapt", "benchmark", "crosscheck", "demo", "plan", "prepare", "published", "report"),
+    *("__main__.py", "launch.py", "machine.py", "paired.py", "show.py", "study.py"),
+)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line said. `tasks` None: the command reads none. `out` None: runs/NAME-DTYPE. `limit` None: all
-    rows. `batch_size` None: as many as keep their bits.
-    """
+    """The command line."""
 
     checkpoint: Path
-    tasks: Path | None
-    out: Path | None
-    limit: int | None
+    tasks: Path | None  # None: the command reads none
+    out: Path | None  # None: runs/NAME-DTYPE
+    limit: int | None  # None: all rows
     preflight: int
     device: str
     threads: int
@@ -49,7 +56,7 @@ class RunOptions:
     attention: str
     linear: str
     reduced_precision: bool
-    batch_size: int | None
+    batch_size: int | None  # None: as many as keep their bits
     fresh: bool
     quiet: bool
 
@@ -59,12 +66,12 @@ class RunOptions:
         )
 
     def directory(self, name: str) -> Path:
-        """The run directory: --out, or runs/NAME under the working directory."""
+        """Returns the run directory: --out, or runs/NAME under the working directory."""
         return self.out if self.out is not None else Path("runs") / name
 
 
 def _claimed(context: click.Context, option: click.Parameter, device: str) -> str:
-    """The device as given, once a rank of a job has made its own CUDA devices the only ones it sees."""
+    """Returns the device as given, once a rank of a job sees no CUDA devices but its own."""
     try:
         claim_devices(device, os.environ)
     except InputError as error:
@@ -72,6 +79,9 @@ def _claimed(context: click.Context, option: click.Parameter, device: str) -> st
     return device
 
 
+_count = partial(click.option, default=None, metavar="N")
+_path = partial(click.option, type=click.Path(path_type=Path))
+_kernel = partial(click.option, default="", metavar="KERNEL")
 DEVICE = click.option(
     "--device",
     "--devices",
@@ -90,7 +100,9 @@ THREADS = click.option(
     type=click.IntRange(1, 1024),
     help="CPU threads; the count can move bits, so it is fixed and recorded.",
 )
-KERNEL_OPTIONS = (
+NUMERIC = (
+    DEVICE,
+    THREADS,
     click.option(
         "--kernels",
         default="repeat_kv",
@@ -98,26 +110,21 @@ KERNEL_OPTIONS = (
         type=click.Choice(list(KERNELS)),
         help="Attention and linear kernel in short form.",
     ),
-    click.option(
-        "--attention",
-        default="",
-        type=click.Choice(["", *ATTENTION_KERNELS]),
-        metavar="KERNEL",
-        help=f"Overrides the attention kernel of --kernels. Of {', '.join(ATTENTION_KERNELS)}.",
+    *(
+        _kernel(
+            f"--{part}",
+            type=click.Choice(["", *names]),
+            help=f"Overrides the {part} kernel of --kernels. Of {', '.join(names)}.",
+        )
+        for part, names in (("attention", ATTENTION_KERNELS), ("linear", LINEAR_KERNELS))
     ),
     click.option(
-        "--linear",
-        default="",
-        type=click.Choice(["", *LINEAR_KERNELS]),
-        metavar="KERNEL",
-        help=f"Overrides the linear kernel of --kernels. Of {', '.join(LINEAR_KERNELS)}.",
+        "--reduced-precision/--no-reduced-precision",
+        default=True,
+        show_default=True,
+        help="CUDA only: let BF16 and FP16 products add partial sums in their own dtype, torch's default and the "
+        "paper's.",
     ),
-)
-REDUCED_PRECISION = click.option(
-    "--reduced-precision/--no-reduced-precision",
-    default=True,
-    show_default=True,
-    help="CUDA only: let BF16 and FP16 products add partial sums in their own dtype, torch's default and the paper's.",
 )
 BATCH_SIZE = click.option(
     "--batch-size",
@@ -127,56 +134,46 @@ BATCH_SIZE = click.option(
     help="Rows decoded together; no byte of rows.jsonl depends on it. [default: as many, up to 16, as were checked at "
     "the start to keep every bit here]",
 )
-TASKS = click.option(
+TASKS = _path(
     "--tasks",
-    type=click.Path(path_type=Path),
     default=DEMO / "tasks.jsonl",
     show_default="the bundled demo's",
     metavar="FILE",
     help="JSON lines: id, question, choices, answer.",
 )
-LIMIT = click.option("--limit", type=click.IntRange(min=1), default=None, metavar="N", help="Only the first N rows.")
+LIMIT = _count("--limit", type=click.IntRange(min=1), help="Only the first N rows.")
 FRESH = click.option("--fresh", is_flag=True, help="Set an old run aside as DIR.N and start anew.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress on stderr.")
+dtype_option = click.option(  # required: nothing about the numbers is guessed
+    "--dtype", required=True, type=click.Choice(list(DTYPES)), help="Dtype of weights, K/V and logits."
+)
 
 
 def checkpoint_option(name: str = "primary") -> Decorator:
     """--checkpoint; by default the demo's checkpoint `name`."""
-    return click.option(
-        "--checkpoint",
-        type=click.Path(path_type=Path),
-        default=DEMO / name,
-        show_default=f"the bundled demo's {name}",
-        metavar="DIR",
-        help="An adapted checkpoint directory.",
-    )
+    shown, text = f"the bundled demo's {name}", "An adapted checkpoint directory."
+    return _path("--checkpoint", default=DEMO / name, show_default=shown, metavar="DIR", help=text)
 
 
 def out_option(default: str = "NAME-DTYPE") -> Decorator:
-    """--out; `default` says in the help which directory under runs/ it is without."""
-    return click.option(
-        "--out",
-        type=click.Path(path_type=Path),
-        default=None,
-        metavar="DIR",
-        help=f"The run directory. [default: runs/{default}]",
-    )
+    """--out. default: the directory under runs/, shown in --help."""
+    return _path("--out", default=None, metavar="DIR", help=f"The run directory. [default: runs/{default}]")
 
 
 def preflight_option(rows: int) -> Decorator:
     """--preflight, by default so many rows."""
-    return click.option(
-        "--preflight",
-        type=click.IntRange(min=0),
-        default=rows,
-        show_default=True,
-        metavar="N",
-        help="The first N rows must pass every gate, or the run stops there.",
-    )
+    text = "The first N rows must pass every gate, or the run stops there."
+    return _count("--preflight", type=click.IntRange(min=0), default=rows, show_default=True, help=text)
+
+
+def source_option(experiment: str, default: str) -> Decorator:
+    """--source: the finished run that this experiment starts from."""
+    text = f"A finished {experiment} run."
+    return _path("--source", default=Path("runs") / default, show_default=True, metavar="DIR", help=text)
 
 
 def with_options(command: Command, options: Sequence[Decorator]) -> Command:
-    """The command with the options, listed in that order by --help."""
+    """Returns the command with the options, listed in that order by --help."""
     for option in reversed(options):
         command = option(command)
     return command
@@ -184,7 +181,7 @@ def with_options(command: Command, options: Sequence[Decorator]) -> Command:
 
 def numeric_options(command: Command) -> Command:
     """--device or --devices, --threads, --kernels, --attention, --linear, --reduced-precision."""
-    return with_options(command, [DEVICE, THREADS, *KERNEL_OPTIONS, REDUCED_PRECISION])
+    return with_options(command, NUMERIC)
 
 
 def common_options(preflight: int, checkpoint: str = "primary", tasks: bool = True) -> Decorator:
@@ -198,39 +195,9 @@ def common_options(preflight: int, checkpoint: str = "primary", tasks: bool = Tr
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
         wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
         inputs = [checkpoint_option(checkpoint), *((TASKS,) if tasks else ()), out_option(), LIMIT]
-        numeric = [DEVICE, THREADS, *KERNEL_OPTIONS, REDUCED_PRECISION, BATCH_SIZE]
-        return with_options(wrapped, [QUIET, FRESH, *numeric, *inputs, preflight_option(preflight)])
+        return with_options(wrapped, [QUIET, FRESH, *NUMERIC, BATCH_SIZE, *inputs, preflight_option(preflight)])
 
     return decorate
-
-
-def source_option(experiment: str, default: str) -> Decorator:
-    """--source: the finished run that this experiment starts from."""
-    return click.option(
-        "--source",
-        type=click.Path(path_type=Path),
-        default=Path("runs") / default,
-        show_default=True,
-        metavar="DIR",
-        help=f"A finished {experiment} run.",
-    )
-
-
-def dtype_option(command: Command) -> Command:
-    """--dtype, required: nothing about the numbers is guessed."""
-    return click.option(
-        "--dtype", required=True, type=click.Choice(list(DTYPES)), help="Dtype of weights, K/V and logits."
-    )(command)
-
-
-SCHEMA = "stage-replay-run-v1"
-ROOT = Path(__file__).resolve().parent.parent.parent
-ROOMS = ("minimodel", "decode", "cache", "stats", "experiments")
-# under experiments/: what reads runs, prepares inputs or starts commands, and so decides no row and no verdict
-NO_ROWS = (
-    *("adapt", "benchmark", "crosscheck", "demo", "plan", "prepare", "published", "report"),
-    *("__main__.py", "launch.py", "machine.py", "paired.py", "show.py", "study.py"),
-)
 
 
 def build_manifest(
@@ -244,7 +211,7 @@ def build_manifest(
     panel: Panel | None = None,
     information: dict[str, Any] | None = None,
 ) -> Manifest:
-    """numeric: one contract a dtype of the run, in order; `apply` is called on each to record what it puts in force.
+    """numeric: one contract per dtype of the run, in order; `apply` is called on each to record what it puts in force.
     contract: None for a stock checkpoint. tasks_bytes: the task file's, None for an experiment that reads none.
     """
     entries: ContractEntries = {} if contract is None else contract_entries(contract)
@@ -254,6 +221,7 @@ def build_manifest(
         records.append(one.record())
     dtypes = dict.fromkeys(one.torch_dtype for one in numeric)
     casts = [line for dtype in dtypes for line in checkpoint.cast_warnings(dtype)]
+    given = {"checkpoint": str(checkpoint.directory), "command": sys.argv[1:], **git_state()}
     return {
         "schema": SCHEMA,
         "experiment": experiment,
@@ -268,12 +236,7 @@ def build_manifest(
         "plan": plan_record(),
         "panel": panel or {},
         "row_order": row_order,
-        "information": {
-            "checkpoint": str(checkpoint.directory),
-            "command": sys.argv[1:],
-            **git_state(),
-            **(information or {}),
-        },
+        "information": {**given, **(information or {})},
     }
 
 
@@ -290,13 +253,10 @@ def contract_entries(contract: Contract) -> ContractEntries:
 def plan_record() -> dict[str, Any]:
     """Returns what is frozen before the first row, whatever the rows will say: the uncertainty of every endpoint, the
     interpretation of a replication, and greedy decoding. The selection rule and its rows stand in `panel`."""
+    rule = {"precedence": list(PRECEDENCE), "least_divergent": LEAST_DIVERGENT, "least_exact": LEAST_EXACT}
     return {
         "uncertainty": {**UNCERTAINTY, "bootstrap_replicates": REPLICATES, "bootstrap_block": BLOCK},
-        "interpretation": {
-            "precedence": list(PRECEDENCE),
-            "least_divergent": LEAST_DIVERGENT,
-            "least_exact": LEAST_EXACT,
-        },
+        "interpretation": rule,
         "decode": {"greedy": True, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "ties": "lowest id", "copies": COPIES},
     }
 
@@ -312,7 +272,7 @@ def code_sha256() -> str:
 
 def deciding_files(root: Path) -> list[Path]:
     """Returns the product's modules without those that only read runs, prepare inputs or start commands."""
-    paths = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
+    paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
     without = {root / "experiments" / name for name in NO_ROWS}
     return [path for path in paths if without.isdisjoint({path, *path.parents})]
 
@@ -320,19 +280,19 @@ def deciding_files(root: Path) -> list[Path]:
 def git_state() -> dict[str, Any]:
     """Returns commit and dirty flag of the source tree; nulls where it is no git checkout of its own.
 
-    A package installed below somebody else's repository lies in that repository's tree and is not a part of it: the
-    commit counts only where the repository's top is this tree's own root.
+    The commit counts only where the repository's top is this tree's own root: a package installed below another
+    repository is not a part of it.
     """
-    top = _git("rev-parse", "--show-toplevel")
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    top = git("rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != ROOT:
         return {"git_commit": None, "git_dirty": None}
-    commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    commit, status = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
     return {"git_commit": commit, "git_dirty": None if status is None else bool(status)}
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -22,9 +22,8 @@ class Progress:
         self.tokens = 0
         self.flying = 0  # rows begun and not done
         self.place = ""  # the row and arm worked on last
-        self._start = self._shown = time.monotonic()
-        self._first = done
-        self._terminal = sys.stderr.isatty()
+        self._first, self._start = done, time.monotonic()
+        self._shown, self._terminal = self._start, sys.stderr.isatty()
 
     def row(self, name: str) -> "RowProgress":
         """Begins a row."""
@@ -37,13 +36,13 @@ class Progress:
         self.counted(self.done - self._first + 1)
 
     def counted(self, rows: int) -> None:
-        """So many rows were done since this run or job began, whoever decoded them."""
+        """Takes the number of rows done since this run or job began, whoever decoded them."""
         last = self.done < self.total == self._first + rows
         self.done = self._first + rows
-        self._show(0.0 if last else TERMINAL_SECONDS if self._terminal else PLAIN_SECONDS)
+        self.show(at_once=last)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         if not self.quiet:
             if self._terminal:
                 click.echo("\r\033[K", nl=False, err=True)
@@ -53,21 +52,18 @@ class Progress:
         if self._terminal and not self.quiet:
             click.echo("", err=True)
 
-    def show(self) -> None:
+    def show(self, at_once: bool = False) -> None:
         """Shows the state now, unless it was shown a moment ago."""
-        self._show(TERMINAL_SECONDS if self._terminal else PLAIN_SECONDS)
-
-    def _show(self, every: float) -> None:
-        now = time.monotonic()
-        if self.quiet or now - self._shown < every:
+        now, every = time.monotonic(), TERMINAL_SECONDS if self._terminal else PLAIN_SECONDS
+        if self.quiet or (now - self._shown < every and not at_once):
             return
         self._shown = now
         spent = max(now - self._start, 1e-9)
         made = self.done - self._first
         eta = f"{spent / made * (self.total - self.done):.0f} s left" if made else "time left unknown"
         where = f" on {self.ranks} ranks; here" if self.ranks > 1 else ","
-        pace = f"{self.tokens / spent:.0f} tokens/s"
         others = f" and {self.flying - 1} more" if self.flying > 1 else ""
+        pace = f"{self.tokens / spent:.0f} tokens/s"
         line = f"{self.done}/{self.total} rows{where} {self.place}{others}, {pace}, {eta}"
         click.echo(f"\r\033[K{line}" if self._terminal else line, nl=not self._terminal, err=True)
 
@@ -100,7 +96,7 @@ class RowProgress:
         self._since = time.monotonic()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends a piece of the row's own work."""
         self.share(time.monotonic() - self._since)
 
     def share(self, seconds: float) -> None:

@@ -29,6 +29,8 @@ from minimodel.numerics import DTYPES
 SCHEMA = "stage-replay-trace-v1"
 FIRST_STEP = "embed"  # every call of the decoder begins with it
 MAX_TRACE_BYTES = 4 << 30
+BOUNDARIES, TRACES = "boundaries", "traces"
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 class Trace:
@@ -43,20 +45,21 @@ class Trace:
         self.steps: list[str] = []  # names in forward order, each once
 
     def observe(self, name: str, tensor: Tensor) -> None:
-        """One step: [B, T, ...], or [B, H, T, D] after rotation; the logits of a call may be its last tokens' alone."""
+        """Takes one step: [B, T, ...], or [B, H, T, D] after rotation. Logits may be of a call's last tokens alone."""
         require_equal_copies(tensor, name)
         if name == FIRST_STEP:
             self._length += tensor.shape[1]
             self._largest = max(self._largest, tensor.shape[1])
             self._calls.append((self._length, {}))
-            self._forget()
+            while self._last is not None and self._calls[0][0] <= self._length - self._last:
+                self._calls.popleft()  # no kept slot belongs to it
         assert self._calls and name not in self._calls[-1][1], f"step {name} out of order"
         self._calls[-1][1][name] = tensor[:1].detach().cpu().clone(memory_format=torch.contiguous_format)
         if name not in self.steps:
             self.steps.append(name)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every step by name in forward order, the calls joined along the token axis: [1, T, ...] or [1, H, T, D]."""
+        """Returns every step in forward order, its calls joined along the token axis: [1, T, ...] or [1, H, T, D]."""
         first = 0 if self._last is None else max(0, self._length - self._last)
         parts: dict[str, list[Tensor]] = {name: [] for name in self.steps}
         for stop, steps in self._calls:
@@ -69,6 +72,7 @@ class Trace:
     def save(self, path: Path, boundary: Boundary, provenance: Provenance, row: str = "") -> None:
         """Writes the trace of `boundary`'s construction."""
         assert self._length == len(boundary.state), "the trace is not of this boundary"
+        several = "one a token" if self._largest == 1 else f"one for {self._largest} tokens"
         header: dict[str, Any] = {
             "row": row,
             "construction": boundary.construction,
@@ -76,30 +80,20 @@ class Trace:
             "functional_sha256": boundary.record.sha256(),
             "contract": contract_record(boundary.state.contract),
             # one call: step by step over all slots; more: slot by slot over all steps
-            "calls": self._kind_of_calls(),
+            "calls": "one" if self._largest == self._length else several,
             "stop": self._length,  # the last token of every tensor is slot stop - 1
             "steps": self.steps,
         }
         write_tensors(path, SCHEMA, header, provenance, self.tensors())
 
-    def _kind_of_calls(self) -> str:
-        if self._largest == self._length:
-            return "one"
-        return "one a token" if self._largest == 1 else f"one for {self._largest} tokens"
-
-    def _forget(self) -> None:
-        """Drops the calls that no kept slot belongs to."""
-        while self._last is not None and self._calls[0][0] <= self._length - self._last:
-            self._calls.popleft()
-
 
 def token_axis(tensor: Tensor) -> int:
-    """Where T stands: axis 2 of rotated queries and keys [B, H, T, D], axis 1 of everything else."""
+    """Returns the axis of T: 2 in rotated queries and keys [B, H, T, D], 1 in everything else."""
     return 2 if tensor.ndim == 4 else 1
 
 
 def slot_bytes(config: ModelConfig, dtype: str) -> int:
-    """Bytes of one token slot of a trace, logits apart."""
+    """Returns the bytes of one token slot of a trace, logits apart."""
     q, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
     layer = 5 * config.hidden_size + 3 * q + 3 * kv + 3 * config.intermediate_size
     return ((layer + config.hidden_size) * config.num_hidden_layers + 2 * config.hidden_size) * DTYPES[dtype].itemsize
@@ -115,12 +109,8 @@ def require_room(config: ModelConfig, dtype: str, slots: int) -> None:
         )
 
 
-BOUNDARIES, TRACES = "boundaries", "traces"
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-
-
 def file_name(row: str, arm: str) -> str:
-    """ROW-ARM.safetensors; a row id that is no plain file name is replaced by the start of its SHA-256."""
+    """Returns ROW-ARM.safetensors. A row id that is no plain file name is replaced by the start of its SHA-256."""
     name = row if PLAIN_NAME.fullmatch(row) else "id-" + hashlib.sha256(row.encode("utf-8")).hexdigest()[:16]
     return f"{name}-{arm}.safetensors"
 
@@ -147,20 +137,20 @@ class Saving:
         provenance: Callable[[], Provenance],
     ) -> "Saving":
         """InputError for a traced row that the run does not have. `provenance` is called only if something is saved."""
-        known, wanted = set(row_order), frozenset(rows)
-        for row in sorted(wanted - known):
+        wanted = frozenset(rows)
+        for row in sorted(wanted - set(row_order)):
             raise refuse("--trace", "an id of the tasks", row)
         return cls(directory, boundaries, wanted, last, provenance() if boundaries or wanted else None)
 
     def observe(self, row: str, arm: str) -> Observe | None:
-        """The observer of one construction, None where the row is not traced."""
+        """Returns the observer of one construction, None where the row is not traced."""
         if row not in self.rows:
             return None
         self._traces[row, arm] = Trace(self.last)
         return self._traces[row, arm].observe
 
     def write(self, row: str, arm: str, boundary: Boundary) -> None:
-        """Writes the files that were asked for of this construction."""
+        """Writes the chosen files of this construction."""
         if self.provenance is None:
             return
         if self.boundaries:
@@ -169,16 +159,12 @@ class Saving:
         if trace is not None:
             trace.save(self.directory / TRACES / file_name(row, arm), boundary, self.provenance, row)
 
-    def missing(self, rows: Iterable[str], arms: Iterable[str]) -> list[str]:
-        """Returns the files that were asked for and are not there: rows resumed from a run without these flags."""
+    def notes(self, rows: Iterable[str], arms: Iterable[str]) -> list[str]:
+        """Returns a line for stderr where chosen files are missing: rows resumed from a run without these flags."""
         arms = list(arms)
         wanted = [Path(BOUNDARIES) / file_name(row, arm) for row in rows for arm in arms if self.boundaries]
         wanted += [Path(TRACES) / file_name(row, arm) for row in sorted(self.rows) for arm in arms]
-        return [str(path) for path in wanted if not (self.directory / path).exists()]
-
-    def notes(self, rows: Iterable[str], arms: Iterable[str]) -> list[str]:
-        """Returns a line for stderr where files are missing."""
-        missing = self.missing(rows, arms)
+        missing = [path for path in wanted if not (self.directory / path).exists()]
         if not missing:
             return []
         more = f" and {len(missing) - 1} more were" if len(missing) > 1 else " was"
@@ -191,22 +177,9 @@ NOTHING_SAVED = Saving(Path(), False, frozenset(), None, None)
 
 def saving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--save-boundaries, --trace ROW (repeatable), --trace-last N."""
-    for option in (
-        click.option(
-            "--trace-last",
-            type=click.IntRange(min=1),
-            default=None,
-            metavar="N",
-            help="Traces keep only the last N token slots. [default: all]",
-        ),
-        click.option(
-            "--trace",
-            "traced",
-            multiple=True,
-            metavar="ROW",
-            help="Write every numeric step of this row's constructions under traces/; may be repeated.",
-        ),
-        click.option("--save-boundaries", is_flag=True, help="Write K, V and logits of every row under boundaries/."),
-    ):
-        command = option(command)
-    return command
+    last = "Traces keep only the last N token slots. [default: all]"
+    trace = "Write every numeric step of this row's constructions under traces/; may be repeated."
+    boundaries = "Write K, V and logits of every row under boundaries/."
+    command = click.option("--trace-last", type=click.IntRange(min=1), default=None, metavar="N", help=last)(command)
+    command = click.option("--trace", "traced", multiple=True, metavar="ROW", help=trace)(command)
+    return click.option("--save-boundaries", is_flag=True, help=boundaries)(command)

@@ -77,7 +77,8 @@ def _drift(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def run_summary(experiment: str, dtype: str, rows: Sequence[Row], endpoints: Endpoints) -> Summary:
     """Returns the summary's head, common to all experiments, and the experiment's own endpoints."""
-    prefixes = [row["prefix"]["length"] for row in rows if "prefix" in row]
+    lengths = [row["prefix"]["length"] for row in rows if "prefix" in row]
+    spread = {"median": statistics.median(lengths), "min": min(lengths), "max": max(lengths)} if lengths else None
     return {
         "experiment": experiment,
         "dtype": dtype,
@@ -86,9 +87,7 @@ def run_summary(experiment: str, dtype: str, rows: Sequence[Row], endpoints: End
         "failed_rows": [row_key(row) for row in rows if not row["passed"]],
         "gates": gate_counts(rows),
         "no_result": no_result(rows),
-        "prefix_length": {"median": statistics.median(prefixes), "min": min(prefixes), "max": max(prefixes)}
-        if prefixes
-        else None,
+        "prefix_length": spread,
         **endpoints,
     }
 
@@ -109,35 +108,26 @@ def cross_precision(rows: Sequence[Row], left: str, right: str, arms: tuple[str,
     `rows` says how many remain. `prefix_identity` counts rows with one integer prefix in both precisions;
     `functional_state_identity` those whose arms were all given the same tokens, roles, positions and mask rows.
     """
+    name = ":".join(arms)
     sides = [{row["row"]: row for row in rows if row["dtype"] == dtype and row["arms"]} for dtype in (left, right)]
-    joined = [(sides[0][name], sides[1][name]) for name in sides[0] if name in sides[1]]
+    joined = [(sides[0][row], sides[1][row]) for row in sides[0] if row in sides[1]]
+    block: dict[str, Any] = {"left": left, "right": right, "comparison": name, "rows": len(joined)}
     if not joined:
-        return {"left": left, "right": right, "comparison": ":".join(arms), "rows": 0}
+        return block
     same = [a["prefix"] == b["prefix"] for a, b in joined]
     states = [{row["arms"][arm]["boundary_state_sha256"] for row in pair for arm in arms} for pair in joined]
-    name = ":".join(arms)
+    pairs = [[row["comparisons"][name] for row in side] for side in zip(*joined)]
     labels = [[[row["arms"][arm]["correct"] for row in side] for arm in arms] for side in zip(*joined)]
+    block["prefix_identity"] = wilson(sum(same), len(same), Z_MATRIX).as_dict()
+    block["functional_state_identity"] = wilson(sum(len(one) == 1 for one in states), len(states), Z_MATRIX).as_dict()
+    for key, (stream, differs) in DIFFERS.items():
+        found = compare_labels([differs(a) for a in pairs[0]], [differs(b) for b in pairs[1]], STREAMS[stream])
+        block[key] = found.reduction_dict(left, right)
     effect = difference_of_differences(
         (labels[0][0], labels[0][1]), (labels[1][0], labels[1][1]), STREAMS["accuracy_difference_of_differences"]
     )
-    reductions = {
-        key: compare_labels(
-            [differs(a["comparisons"][name]) for a, _ in joined],
-            [differs(b["comparisons"][name]) for _, b in joined],
-            STREAMS[stream],
-        ).reduction_dict(left, right)
-        for key, (stream, differs) in DIFFERS.items()
-    }
-    return {
-        "left": left,
-        "right": right,
-        "comparison": name,
-        "rows": len(joined),
-        "prefix_identity": wilson(sum(same), len(same), Z_MATRIX).as_dict(),
-        "functional_state_identity": wilson(sum(len(one) == 1 for one in states), len(states), Z_MATRIX).as_dict(),
-        **reductions,
-        "accuracy_difference_of_differences": {"n": effect.n, **effect.as_dict()},
-    }
+    block["accuracy_difference_of_differences"] = {"n": effect.n, **effect.as_dict()}
+    return block
 
 
 def matched_prefixes(
@@ -151,17 +141,13 @@ def matched_prefixes(
     sides = [{row_key(row): row["prefix"] for row in rows if "prefix" in row} for rows in (left, right)]
     joined = [key for key in sides[0] if key in sides[1]]
     same = sum(sides[0][key] == sides[1][key] for key in joined)
+    fixed, other = "a fixed-prefix precision effect", "a precision-surface comparison"
+    effect = fixed if joined and same == len(joined) else f"{other} and not {fixed}"
     identity = f"{dtypes[0]} and {dtypes[1]} reached one integer prefix on {same} of {len(joined)} rows"
-    reading = (
-        f"{identity}: the difference of their endpoints is a fixed-prefix precision effect."
-        if joined and same == len(joined)
-        else f"{identity}: the difference of their endpoints is a precision-surface comparison and not a fixed-prefix "
-        "precision effect."
-    )
     return {
         "left": dtypes[0],
         "right": dtypes[1],
         "rows": len(joined),
         "prefix_identity": wilson(same, len(joined), Z_MATRIX).as_dict(),
-        "reading": reading,
+        "reading": f"{identity}: the difference of their endpoints is {effect}.",
     }

@@ -1,7 +1,6 @@
-"""The one reader of a user's records: JSON lines, or CSV where the file's name ends in .csv.
+"""A user's records (JSON lines, or CSV where the file's name ends in .csv), and task files among them.
 
-Task files: JSON lines with id, question, choices and answer; every row is checked before the first is decoded.
-
+A task file holds JSON lines with id, question, choices and answer. Every row is checked before the first is decoded.
 `answer` is a letter of the choices, or a number where there are none. `answer_index` (from 0) or `answer_text` may take
 its place.
 """
@@ -22,7 +21,11 @@ from stats.errors import StatsInputError
 from stats.strict_csv import parse_csv
 
 MAX_BYTES = 1 << 30
-SHOWN = 12  # offending rows listed in a message
+MAX_TASK_BYTES = 64 * 1024 * 1024  # a million short rows; read, they take about twenty times as much
+MAX_LINE_BYTES = 1024 * 1024  # far beyond any context; the tokenizer would need a hundred times as much
+KEYS, ANSWER, INDEX, TEXT = {"id", "question", "choices"}, "answer", "answer_index", "answer_text"
+EXPLICIT = (INDEX, TEXT)
+SHOWN, SHOWN_ID = 12, 60  # offending rows listed in a message; characters of an id
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -30,10 +33,11 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
 
     InputError or StatsInputError for a file that is neither CSV nor JSON lines as a whole.
     """
-    if path.suffix.lower() in (".tsv", ".tab", ".xlsx", ".xls", ".parquet"):
+    suffix = path.suffix.lower()
+    if suffix in (".tsv", ".tab", ".xlsx", ".xls", ".parquet"):
         raise InputError(f"{path}: expected a .csv or .jsonl file, found {path.suffix}; save it as CSV with commas")
     data = read_bytes(path, MAX_BYTES)
-    return iter(parse_csv(data, path)) if path.suffix.lower() == ".csv" else json_lines(data, path)
+    return iter(parse_csv(data, path)) if suffix == ".csv" else json_lines(data, path)
 
 
 def json_lines(data: bytes, path: Path, max_line: int = MAX_BYTES) -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -42,6 +46,13 @@ def json_lines(data: bytes, path: Path, max_line: int = MAX_BYTES) -> Iterator[t
     A byte-order mark may begin the file. Numbers with a point or an exponent are Decimal, exact as written. InputError
     for a file that is one JSON array.
     """
+
+    def exact(text: str) -> Decimal:
+        try:
+            return Decimal(text)
+        except ArithmeticError:
+            raise ValueError(f"the number {text[:40]}, beyond any range") from None
+
     data = data.removeprefix(BOM)
     if data.lstrip()[:1] == b"[":
         raise InputError(
@@ -49,8 +60,18 @@ def json_lines(data: bytes, path: Path, max_line: int = MAX_BYTES) -> Iterator[t
             f"jq -c '.[]' {path.name}"
         )
     for number, line in enumerate(data.split(b"\n"), start=1):
-        if line.strip():
-            yield number, _object(line, max_line)
+        if not line.strip():
+            continue
+        if len(line) > max_line:
+            yield number, f"expected at most {max_line} bytes, found {len(line)}"
+        else:
+            try:
+                value = parse_json(line, "row", exact)
+            except InputError as error:
+                yield number, str(error)
+            else:
+                found = type(value).__name__
+                yield number, value if isinstance(value, dict) else f"expected a JSON object, found {found}"
 
 
 def refuse_rows(path: Path, faults: list[str]) -> None:
@@ -60,44 +81,36 @@ def refuse_rows(path: Path, faults: list[str]) -> None:
         raise InputError(f"{path}: {len(faults)} rows refused: {'; '.join(faults[:SHOWN])}{more}")
 
 
-def _object(line: bytes, max_line: int) -> dict[str, Any] | str:
-    if len(line) > max_line:
-        return f"expected at most {max_line} bytes, found {len(line)}"
-    try:
-        value = parse_json(line, "row", _exact)
-    except InputError as error:
-        return str(error)
-    return value if isinstance(value, dict) else f"expected a JSON object, found {type(value).__name__}"
-
-
-def _exact(text: str) -> Decimal:
-    try:
-        return Decimal(text)
-    except ArithmeticError:
-        raise ValueError(f"the number {text[:40]}, beyond any range") from None
-
-
-INDEX, TEXT = "answer_index", "answer_text"
-EXPLICIT = (INDEX, TEXT)
-
-
-def right_choice(row: Mapping[str, Any], choices: Sequence[str], field: str = "answer") -> int | str:
+def right_choice(row: Mapping[str, Any], choices: Sequence[str], field: str = ANSWER) -> int | str:
     """Returns the index of the right choice, or what is wrong with its statement in `row`."""
     given = [key for key in (field, *EXPLICIT) if key in row]
     if len(given) != 1:
         return f"expected one of {field}, {INDEX}, {TEXT}, found {' and '.join(given) or 'none'}"
     value, choices = row[given[0]], [text.strip() for text in choices]
+    found = repr(str(value)[:40])
     if given[0] == INDEX:
         valid = type(value) is int and 0 <= value < len(choices)
-        return value if valid else f"{INDEX}: expected an index from 0 to {len(choices) - 1}, found {str(value)[:40]!r}"
-    text = value.strip() if isinstance(value, str) else None
+        return value if valid else f"{INDEX}: expected an index from 0 to {len(choices) - 1}, found {found}"
     if given[0] == TEXT:
-        fault = f"{TEXT}: expected the text of one choice, found {str(value)[:40]!r}"
-        return choices.index(text) if text is not None and choices.count(text) == 1 else fault
-    return _one_reading(field, value, choices)
+        valid = isinstance(value, str) and choices.count(value.strip()) == 1
+        return choices.index(value.strip()) if valid else f"{TEXT}: expected the text of one choice, found {found}"
+    text = str(value).strip() if type(value) in (int, str) else ""
+    readings = {}
+    if text in choices:
+        readings["text"] = choices.index(text)
+    if type(value) is str and text in list(LETTERS[: len(choices)]):
+        readings["letter"] = LETTERS.index(text)
+    if text.isascii() and text.isdigit() and len(text) < 3 and int(text) < len(choices):
+        readings["index"] = int(text)
+    if len(set(readings.values())) > 1:
+        said = " and ".join(f"the {kind} of {choices[i][:40]!r}" for kind, i in readings.items())
+        return f"{field}: {text!r} is {said}; write {INDEX} (from 0) or {TEXT} instead"
+    if readings and (type(value) is int or set(readings) != {"index"}):
+        return next(iter(readings.values()))
+    return f"{field}: expected a letter, an index or the text of a choice, found {found}"
 
 
-def right_number(row: Mapping[str, Any], field: str = "answer") -> tuple[str | None, str]:
+def right_number(row: Mapping[str, Any], field: str = ANSWER) -> tuple[str | None, str]:
     """Returns (the right number in its one spelling, ""), or (None, what is wrong with its statement in `row`)."""
     value = row.get(field)
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
@@ -114,28 +127,11 @@ def letter_is_ambiguous(index: int, choices: Sequence[str]) -> bool:
     return any(text.strip() == LETTERS[index] for i, text in enumerate(choices) if i != index)
 
 
-def _one_reading(field: str, value: Any, choices: Sequence[str]) -> int | str:
-    """Returns the choice that `value` names as letter, index or text, or what is wrong with it."""
-    text = str(value).strip() if type(value) in (int, str) else ""
-    readings = {}
-    if text in choices:
-        readings["text"] = choices.index(text)
-    if type(value) is str and text in list(LETTERS[: len(choices)]):
-        readings["letter"] = LETTERS.index(text)
-    if text.isascii() and text.isdigit() and len(text) < 3 and int(text) < len(choices):
-        readings["index"] = int(text)
-    if len(set(readings.values())) > 1:
-        said = " and ".join(f"the {kind} of {choices[i][:40]!r}" for kind, i in readings.items())
-        return f"{field}: {text!r} is {said}; write {INDEX} (from 0) or {TEXT} instead"
-    if readings and (type(value) is int or set(readings) != {"index"}):
-        return next(iter(readings.values()))
-    return f"{field}: expected a letter, an index or the text of a choice, found {str(value)[:40]!r}"
+@dataclass(frozen=True)
+class RowName:
+    """A row of which only the name is known: its expected answer is not read, and its arms are not scored."""
 
-
-MAX_TASK_BYTES = 64 * 1024 * 1024  # a million short rows; read, they take about twenty times as much
-MAX_LINE_BYTES = 1024 * 1024  # far beyond any context; the tokenizer would need a hundred times as much
-KEYS, ANSWER = {"id", "question", "choices"}, "answer"
-SHOWN_ID = 60  # characters of an id in a message
+    id: str  # of the row
 
 
 @dataclass(frozen=True)
@@ -146,13 +142,6 @@ class Task:
     question: str
     choices: tuple[str, ...]  # empty where the answer is a number
     answer: str  # the letter of the right choice, or the number in its one spelling
-
-
-@dataclass(frozen=True)
-class RowName:
-    """A row of which only the name is known: its expected answer is not read, and its arms are not scored."""
-
-    id: str
 
 
 def load_tasks(path: Path, limit: int | None) -> tuple[list[Task], bytes]:
@@ -168,20 +157,50 @@ def load_tasks(path: Path, limit: int | None) -> tuple[list[Task], bytes]:
 
 def parse_tasks(data: bytes, path: Path) -> list[Task]:
     """Returns all tasks of a task file's bytes. InputError lists every offending row."""
-    tasks, faults, seen = [], [], set()
+    tasks, faults = {}, []
     for number, row in json_lines(data, path, max_line=MAX_LINE_BYTES):
         task = row if isinstance(row, str) else _parse(row)
-        if isinstance(task, Task) and task.id in seen:
+        if isinstance(task, Task) and task.id in tasks:
             task = f"id {task.id[:SHOWN_ID]!r} appears twice"
         if isinstance(task, str):
             faults.append(f"line {number}: {task}")
-            continue
-        seen.add(task.id)
-        tasks.append(task)
+        else:
+            tasks[task.id] = task
     refuse_rows(path, faults)
     if not tasks:
         raise InputError(f"{path}: expected at least one task, found none")
-    return tasks
+    return list(tasks.values())
+
+
+def _parse(raw: dict[str, Any]) -> Task | str:
+    """Returns the task, or what is wrong with it."""
+    odd = [f"missing key {key!r}" for key in sorted(KEYS - set(raw))]
+    odd += [f"unknown key {key[:40]!r}" for key in sorted(set(raw) - KEYS - {ANSWER, *EXPLICIT})]
+    if odd:
+        return f"expected exactly id, question, choices, answer, found {odd[0]}"
+    for key in ("id", "question"):
+        if not isinstance(raw[key], str) or not raw[key].strip():
+            found = repr(raw[key][:40]) if isinstance(raw[key], str) else type(raw[key]).__name__
+            return f"{key}: expected text, found {found}"
+    choices, value, letters = raw["choices"], raw.get(ANSWER), list(LETTERS)
+    if (
+        not isinstance(choices, list)
+        or len(choices) > len(letters)
+        or not all(isinstance(c, str) and c for c in choices)
+    ):
+        return f"choices: expected a list of at most {len(letters)} texts"
+    texts = (text for text in (raw["id"], raw["question"], *choices, value) if isinstance(text, str))
+    if any(0xD800 <= ord(c) <= 0xDFFF for text in texts for c in text):
+        return "expected Unicode text, found a lone surrogate"
+    if not choices:
+        answer, fault = right_number(raw)
+    elif ANSWER in raw and value not in letters[: len(choices)]:  # it holds a letter only
+        found = repr(value[:40]) if isinstance(value, str) else type(value).__name__
+        answer, fault = None, f"answer: expected a letter from A to {letters[len(choices) - 1]}, found {found}"
+    else:
+        index = right_choice(raw, choices)
+        answer, fault = (None, index) if isinstance(index, str) else (letters[index], "")
+    return fault if answer is None else Task(raw["id"], raw["question"], tuple(choices), answer)
 
 
 def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Path) -> list[State]:
@@ -191,14 +210,12 @@ def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Pat
     for task in tasks:
         try:
             state = State.prompt(contract, task.question, task.choices)
+            states.append(state)
+            longest = longest_row([state])
+            if longest > context:
+                raise InputError(f"prompt of {len(state)} tokens may reach {longest}, context {context}")
         except InputError as error:
             faults.append(f"task {task.id[:SHOWN_ID]!r}: {error}")
-            continue
-        longest = contract.prefix_limit(len(state)) + contract.suffix_limit()
-        if longest > context:
-            reach = f"prompt of {len(state)} tokens may reach {longest}, context {context}"
-            faults.append(f"task {task.id[:SHOWN_ID]!r}: {reach}")
-        states.append(state)
     refuse_rows(path, faults)
     return states
 
@@ -213,37 +230,3 @@ def longest_continuation(prefixes: Sequence[State]) -> int:
     """Returns the most tokens that a continuation of any of these boundary prefixes can hold."""
     longest = max(prefixes, key=len)
     return len(longest) + longest.contract.suffix_limit()
-
-
-def _parse(raw: dict[str, Any]) -> Task | str:
-    """Returns the task, or what is wrong with it."""
-    odd = [f"missing key {key!r}" for key in sorted(KEYS - set(raw))]
-    odd += [f"unknown key {key[:40]!r}" for key in sorted(set(raw) - KEYS - {ANSWER, *EXPLICIT})]
-    if odd:
-        return f"expected exactly id, question, choices, answer, found {odd[0]}"
-    for key in ("id", "question"):
-        if not isinstance(raw[key], str) or not raw[key].strip():
-            found = repr(raw[key][:40]) if isinstance(raw[key], str) else type(raw[key]).__name__
-            return f"{key}: expected text, found {found}"
-    choices = raw["choices"]
-    if (
-        not isinstance(choices, list)
-        or len(choices) > len(LETTERS)
-        or not all(isinstance(c, str) and c for c in choices)
-    ):
-        return f"choices: expected a list of at most {len(LETTERS)} texts"
-    texts = (value for value in (raw["id"], raw["question"], *choices, raw.get(ANSWER)) if isinstance(value, str))
-    if any(0xD800 <= ord(c) <= 0xDFFF for text in texts for c in text):
-        return "expected Unicode text, found a lone surrogate"
-    answer, fault = _letter(raw, choices) if choices else right_number(raw)
-    return fault if answer is None else Task(raw["id"], raw["question"], tuple(choices), answer)
-
-
-def _letter(raw: dict[str, Any], choices: list[str]) -> tuple[str | None, str]:
-    """Returns (the letter of the right choice, ""), or (None, what is wrong). `answer` holds a letter only."""
-    letters, value = list(LETTERS[: len(choices)]), raw.get(ANSWER)
-    if ANSWER in raw and value not in letters:
-        found = repr(value[:40]) if isinstance(value, str) else type(value).__name__
-        return None, f"answer: expected a letter from A to {letters[-1]}, found {found}"
-    index = right_choice(raw, choices)
-    return (None, index) if isinstance(index, str) else (letters[index], "")

@@ -21,7 +21,7 @@ from decode.greedy import Steps
 from decode.state import State
 from experiments.run.designs import RetainedLive, matrix_summary
 from experiments.run.exits import run_command
-from experiments.run.experiment import Arm, Arms, boundary_length, gate
+from experiments.run.experiment import Arm, Arms, boundary_length, replica_gate
 from experiments.run.loop import Plan, run_plan
 from experiments.run.options import build_manifest, dtype_option
 from experiments.run.progress import RowProgress
@@ -100,9 +100,7 @@ class IncrementalRecording(Recording):
         made = record_incremental(self.decoder, state, self.saving.observe(row, "incremental"))
         return {"incremental": made, "incremental_replica": replica(made)}
 
-    @gate
-    def replica_incremental(self, made: Arms) -> bool:
-        return made.replica_exact("incremental")
+    replica_incremental = replica_gate("incremental")
 
 
 def _continue(reference: Reference, name: str, recorded: Recorded, progress: RowProgress) -> Arm:

@@ -11,7 +11,6 @@ from decode.independence import Together, together_here
 from experiments.run.designs import RetainedLive
 from experiments.run.experiment import gate
 from experiments.run.loop import CACHES, batch_size, free_bytes
-from experiments.run.progress import RowProgress
 from minimodel import Decoder
 from tests.experiments.runs import call, inputs, ledger, one_line, run
 from tests.helpers import refused
@@ -98,20 +97,18 @@ def test_a_preflight_that_fails_leaves_the_ledger_of_one_row_at_a_time(
     assert (tmp_path / "1/rows.jsonl").read_bytes() == (tmp_path / "3/rows.jsonl").read_bytes()
 
 
-def test_rows_that_end_early_wait_and_an_interruption_says_that_they_are_redone(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_end_before_an_earlier_one_are_kept_when_the_run_is_interrupted(study, tmp_path, monkeypatch):
     """The first row takes so long that the others end before it; then the run is interrupted."""
     real = RetainedLive.row
-    seen: list[str] = []
+    decoded: list[int] = []
 
-    def late(self: RetainedLive, index: int, progress: RowProgress) -> Any:
+    def late(self, index, progress):
+        decoded.append(index)
         row = yield from real(self, index, progress)
         if index == 0:  # again and again, so that this row ends last
             for _ in range(3):
                 yield from real(self, index, progress)
-            if not seen:
-                seen.append("interrupted")
+            if decoded.count(0) == 1:
                 raise KeyboardInterrupt
         return row
 
@@ -119,9 +116,13 @@ def test_rows_that_end_early_wait_and_an_interruption_says_that_they_are_redone(
     given = [part for part in inputs(study, "--out", tmp_path / "run", *BF16, "--preflight", 0) if part != "--quiet"]
     done = call("matrix", *given, "--batch-size", 3, cwd=study)
     assert done.exit_code == 130 and not (tmp_path / "run/rows.jsonl").exists()
-    assert "rows were done before an earlier one and are not written; they are redone" in done.stderr
-    assert call("matrix", *given, "--batch-size", 3, cwd=study).exit_code == 0
+    kept = [json.loads(line)["index"] for line in (tmp_path / "run/partial/rows-0.jsonl").read_text().splitlines()]
+    assert kept and 0 not in kept
+    again = call("matrix", *given, "--batch-size", 3, cwd=study)
+    assert again.exit_code == 0 and f"{len(kept)} rows are already there and kept" in again.stderr
+    assert all(decoded.count(index) == 1 for index in kept)
     assert (tmp_path / "run/rows.jsonl").read_bytes() == (study / "runs/matrix-bf16/rows.jsonl").read_bytes()
+    assert not (tmp_path / "run/partial").exists()
 
 
 COMMANDS: dict[str, list[object]] = {

@@ -99,8 +99,8 @@ def test_an_allocation_that_fails_anywhere_is_one_line(tmp_path: Path, fault: Ex
 def test_torchs_own_allocation_error_is_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
-    assert exits._is_allocation(caught.value)
-    assert not exits._is_allocation(RuntimeError("shape mismatch"))
+    assert exits.is_allocation(caught.value)
+    assert not exits.is_allocation(RuntimeError("shape mismatch"))
 
 
 def test_terminal_controls_and_half_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.run.ledger import append_row, canonical, drop_tail, lock, read_ledger, seal, unseal, write_whole
+from experiments.run.ledger import append_line, canonical, drop_tail, lock, read_ledger, seal, unseal, write_whole
 from minimodel.errors import InputError
 from tests.helpers import refused
 
@@ -23,7 +23,7 @@ ROWS = [
 def ledger(tmp_path):
     path = tmp_path / "rows.jsonl"
     for row in ROWS:
-        append_row(path, row)
+        append_line(path, seal(row))
     return path
 
 
@@ -55,7 +55,7 @@ def test_a_torn_tail_that_something_ended_with_a_line_break_is_a_torn_tail(ledge
         rows, torn = read_ledger(ledger)
         assert [row["row"] for row in rows] == ["a", "b"] and torn == cut - start + 1
     drop_tail(ledger, torn)
-    append_row(ledger, ROWS[2])
+    append_line(ledger, seal(ROWS[2]))
     assert ledger.read_bytes() == data
     ledger.write_bytes(data[:start] + data[:40] + b"\n" + data[start:])  # the control: half a row before a whole one
     with refused("rows.jsonl line 3", "damage"):
@@ -73,9 +73,9 @@ def test_other_text_at_the_end_is_nobodys_torn_tail(ledger):
 
 @pytest.mark.parametrize("key", ["row", "passed", "gates"])
 def test_a_sealed_row_without_what_every_row_has_is_refused(ledger, key):
-    append_row(ledger, {"row": "d", **EVERY})
+    append_line(ledger, seal({"row": "d", **EVERY}))
     read_ledger(ledger)
-    append_row(ledger, {name: value for name, value in {"row": "e", **EVERY}.items() if name != key})
+    append_line(ledger, seal({name: value for name, value in {"row": "e", **EVERY}.items() if name != key}))
     with refused(f"rows.jsonl line 5: {key}: expected a", "found None"):
         read_ledger(ledger)
 
@@ -90,7 +90,7 @@ def test_a_ledger_is_a_regular_file_of_the_run(ledger, tmp_path):
     for path, kind in ((link, "a link"), (pipe, "a pipe or device"), (tmp_path / "dangling", "a link")):
         if path.name == "dangling":
             path.symlink_to("nowhere")
-        for write in (lambda p: append_row(p, ROWS[0]), lambda p: drop_tail(p, 1), lock):
+        for write in (lambda p: append_line(p, seal(ROWS[0])), lambda p: drop_tail(p, 1), lock):
             with refused(str(path), "expected a regular file", kind):
                 write(path)
     for path in (pipe, Path("/dev/full")):
@@ -158,11 +158,11 @@ def test_a_full_disk_leaves_complete_rows_and_names_the_file(ledger, monkeypatch
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left") as caught:
-        append_row(ledger, {"row": "d", **EVERY})
+        append_line(ledger, seal({"row": "d", **EVERY}))
     assert caught.value.filename == str(ledger)
     monkeypatch.undo()
     assert ledger.read_bytes() == before
-    append_row(ledger, {"row": "d", **EVERY})
+    append_line(ledger, seal({"row": "d", **EVERY}))
     assert [row["row"] for row in read_ledger(ledger)[0]] == ["a", "b", "c", "d"]
 
 

@@ -112,13 +112,13 @@ def test_the_launchers_own_options_are_kept():
     assert launcher_words(["python", "-m", "experiments.matrix", "--dtype", "bf16"]) == []
 
 
-def test_without_the_launchers_command_line_its_known_options_are_named(monkeypatch):
+def test_without_the_launchers_command_line_itsknown_options_are_named(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert ranks._known_options() == ["torchrun", "--nproc-per-node", "3"]
+    assert ranks.known_options() == ["torchrun", "--nproc-per-node", "3"]
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     wanted = ["torchrun", "--nnodes", "2", "--nproc-per-node", "3", "--max-restarts", "2"]
-    assert ranks._known_options() == wanted
+    assert ranks.known_options() == wanted
 
 
 @pytest.mark.parametrize("name", ["audit", "study", "adapt"])
