@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minimodel.bits import bits
+from cache import Boundary
+from minimodel.bits import bits, same_bits
 from minimodel.errors import InputError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]  # narrow, narrow, wide, wide
@@ -31,6 +32,11 @@ def refused(*parts: str) -> Iterator[None]:
 def flip_bit(tensor: Tensor, index: tuple[int, ...]) -> None:
     """Flips the lowest bit of one element in place: the smallest difference there is."""
     bits(tensor)[index] ^= 1
+
+
+def equal(left: Boundary, right: Boundary) -> bool:
+    """Whether the caches and logits of two boundaries have the same bits."""
+    return left.cache.equals(right.cache) and same_bits(left.logits, right.logits)
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -9,11 +9,12 @@ from cache import Boundary, KVCache, transplant
 from cache.digest import cache_sha256
 from cache.isolation import cache_tensors, disjoint, geometry
 from decode import RowFailure, greedy_suffix
-from tests.cache.boundaries import equal
-from tests.helpers import refused
+from tests.helpers import equal, refused
 
 
-def test_replicas_are_equal_and_isolated(three):
+def test_replicas_are_equal_and_isolated_and_a_prefills_is_a_second_call(three, monkeypatch):
+    calls, own = [], three.model.embed
+    monkeypatch.setattr(three.model, "embed", lambda ids, roles: calls.append(ids.shape) or own(ids, roles))
     for boundary in (three.live, three.incremental, three.prefill):
         replica = boundary.replica()
         assert equal(boundary, replica) and replica.state == boundary.state
@@ -22,31 +23,11 @@ def test_replicas_are_equal_and_isolated(three):
         assert all(tensor.is_inference() for tensor in replica.tensors()), "whoever made the replica"
         assert not any(tensor.is_inference() for tensor in cache_tensors(boundary.cache.copy())), "the control"
         assert replica.record is not boundary.record and replica.record.sha256() == boundary.record.sha256()
-
-
-def test_a_prefill_replica_is_a_second_call_and_the_others_are_copies(three):
-    calls = []
-    own = three.model.embed
-
-    def counted(input_ids, roles):
-        calls.append(str(tuple(input_ids.shape)))
-        return own(input_ids, roles)
-
-    three.model.embed = counted
-    try:
-        three.live.replica(), three.incremental.replica()
-        assert equal(three.prefill.copy(), three.prefill)
-        assert calls == []
-        replica = three.prefill.replica()
-        assert calls == [str((2, len(three.live.state)))]
-    finally:
-        del three.model.embed
-    written = three.prefill.replica()
+        assert calls == ([(2, len(boundary.state))] if boundary is three.prefill else []), "the others are copies"
+    assert equal(three.prefill.copy(), three.prefill) and len(calls) == 1
     with torch.inference_mode():
-        written.cache.keys(0).zero_()
-    assert (
-        equal(replica, three.prefill) and equal(written.replica(), three.prefill) and not equal(written, three.prefill)
-    )
+        replica.cache.keys(0).zero_()
+    assert equal(replica.replica(), three.prefill) and not equal(replica, three.prefill)
 
 
 def test_continuations_leave_the_boundary_alone_and_do_not_depend_on_their_order(three):
@@ -56,8 +37,7 @@ def test_continuations_leave_the_boundary_alone_and_do_not_depend_on_their_order
     alone = [greedy_suffix(three.model, boundary) for boundary in continued]
     for order in permutations(range(3)):
         results = {index: greedy_suffix(three.model, continued[index]) for index in order}
-        assert [results[index] for index in range(3)] == alone
-        assert three.hashes() == before
+        assert [results[index] for index in range(3)] == alone and three.hashes() == before
     with refused("capacity"):  # the control: a boundary is compact, so that nothing can grow it in place
         three.prefill.cache.append(0, three.prefill.cache.keys(0), three.prefill.cache.values(0))
     written = three.prefill.cache.copy()

@@ -13,16 +13,12 @@ from cache import KVCache, compare
 from cache.drift import compare_tensors
 from minimodel.bits import bits
 from tests.cache.test_kv import CPU, filled
-from tests.helpers import flip_bit, random_tensor, refused
-
-DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+from tests.helpers import DTYPES, flip_bit, random_tensor, refused
 
 
-def numpy_numbers(left: list[torch.Tensor], right: list[torch.Tensor]) -> dict[str, float]:
-    one = np.concatenate([t.double().numpy().ravel() for t in left])
-    two = np.concatenate([t.double().numpy().ravel() for t in right])
-    delta = one - two
-    norms = np.linalg.norm(one), np.linalg.norm(two)
+def numpy_numbers(left, right):
+    one, two = (np.concatenate([t.double().numpy().ravel() for t in side]) for side in (left, right))
+    delta, norms = one - two, (np.linalg.norm(one), np.linalg.norm(two))
     return {
         "max_abs": np.abs(delta).max(),
         "mean_abs": np.abs(delta).mean(),
@@ -55,10 +51,12 @@ def test_numbers_against_numpy_in_float64(seed, dtype, scale):
     assert (mirrored["relative_l2"], mirrored["left_l2"]) == (report["relative_l2"], report["right_l2"])
 
 
-def test_equal_caches_are_exact_with_zero_drift():
-    report = compare(filled(), filled().copy()).as_dict()
-    assert report["exact"] and report["differing"] == 0 and report["first_difference"] is None
-    assert report["relative_l2"] == report["max_abs"] == report["delta_l2"] == 0.0 and report["left_l2"] > 0
+def test_equal_and_empty_caches_are_exact_with_zero_drift():
+    for cache, elements in ((filled(), 320), (filled(0), 0)):
+        report = compare(cache, cache.copy()).as_dict()
+        assert report["exact"] and report["differing"] == 0 and report["first_difference"] is None
+        assert report["relative_l2"] == report["max_abs"] == report["delta_l2"] == report["mean_abs"] == 0.0
+        assert report["elements"] == elements and (report["left_l2"] > 0) == (elements > 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -115,18 +113,13 @@ def test_first_of_plain_tensors_is_row_major():
     assert compare_tensors(left, left.clone(), "logits").first is None
 
 
-def test_the_larger_norm_is_the_denominator():
-    left, right = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0])
-    assert compare_tensors(left, right, "x").as_dict()["relative_l2"] == 1.0
-    assert compare_tensors(right, left, "x").as_dict()["relative_l2"] == 1.0
-    assert compare_tensors(right, right.clone(), "x").as_dict()["relative_l2"] == 0.0
-
-
-def test_differences_are_taken_in_float64():
-    left, right = torch.tensor([1.0]), torch.tensor([1.0 + 2**-23])
-    assert compare_tensors(left, right, "x").max_abs == 2**-23
+def test_differences_are_taken_in_float64_over_the_larger_norm():
+    assert compare_tensors(torch.tensor([1.0]), torch.tensor([1.0 + 2**-23]), "x").max_abs == 2**-23
     big, bigger = torch.tensor([3e38]), torch.tensor([-3e38])
     assert compare_tensors(big, bigger, "x").max_abs == pytest.approx(6e38), "FP32 would overflow"
+    one, zero = torch.tensor([3.0, 4.0]), torch.zeros(2)
+    for pair, relative in (((one, zero), 1.0), ((zero, one), 1.0), ((zero, zero.clone()), 0.0)):
+        assert compare_tensors(*pair, "x").as_dict()["relative_l2"] == relative
 
 
 def test_another_geometry_is_refused_by_name():
@@ -136,9 +129,3 @@ def test_another_geometry_is_refused_by_name():
         compare(filled(5), filled(4))
     with refused("layer 0 key", "bfloat16", "float16"):
         compare(filled(), filled(dtype=torch.float16))
-
-
-def test_empty_caches_are_exact():
-    empty = [KVCache(1, 2, 2, 8, 4, torch.bfloat16, CPU) for _ in range(2)]
-    report = compare(*empty).as_dict()
-    assert report["exact"] and report["elements"] == 0 and report["mean_abs"] == 0.0

@@ -1,49 +1,46 @@
 """Several requests in one step: each has the bits, the record and the failure that it has alone."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import decode.batched as batched
 from cache.build import incremental_steps, live_steps
-from decode import Contract, RowFailure, State
+from decode import RowFailure, State
 from decode.batched import Job, best_two_each, in_flight
-from decode.greedy import Steps, alone, best_two, suffix_steps
+from decode.greedy import alone, best_two, suffix_steps
 from decode.independence import together_here
-from minimodel import Decoder, load_model
+from minimodel import load_model
 from tests.conftest import numeric
 
 
 class Clock:
-    """Counts what a job is given."""
+    """Checks that the time of a job is taken in pairs of start and stop, and shared only between them."""
 
-    def __init__(self) -> None:
-        self.shares, self.running = 0.0, False
+    def __init__(self):
+        self.running = False
 
-    def start(self) -> None:
+    def start(self):
         assert not self.running
         self.running = True
 
-    def stop(self) -> None:
+    def stop(self):
         assert self.running
         self.running = False
 
-    def share(self, seconds: float) -> None:
+    def share(self, seconds):
         assert seconds >= 0 and not self.running
-        self.shares += seconds
 
 
-def prompts(contract: Contract) -> list[State]:
+@pytest.fixture
+def prompts(contract):
     """Five prompts of different lengths."""
     words = "how many apples are left when two of seven are eaten by one of us today"
     return [State.prompt(contract, words[: 5 + 9 * n], ["1", "2"] * (n % 3)) for n in range(5)]
 
 
-def whole(model: Decoder, prompt: State) -> Steps[Any]:
+def whole(model, prompt):
     """A live boundary, its suffix, and the incremental boundary of the same tokens."""
     live = yield from live_steps(model, prompt)
     suffix = yield from suffix_steps(model, live)
@@ -51,12 +48,12 @@ def whole(model: Decoder, prompt: State) -> Steps[Any]:
     return live, suffix, incremental
 
 
-def run(model: Decoder, requests: list[Steps[Any]], size: int) -> dict[int, Any]:
+def run(model, requests, size):
     jobs = (Job(number, steps, Clock()) for number, steps in enumerate(requests))
     return dict(in_flight(jobs, size, together_here(model).model))
 
 
-def same(left: Any, right: Any) -> bool:
+def same(left, right):
     """Tokens, margins and structure; both caches, the logits and the records, in bits."""
     states = left[0].state == right[0].state and left[0].margins == right[0].margins and left[1] == right[1]
     return states and all(
@@ -68,31 +65,23 @@ def same(left: Any, right: Any) -> bool:
 
 
 QUICK = [("bf16", "repeat_kv"), ("fp32", "repeat_kv")]
-SLOW = [
-    ("bf16", "packed_gqa"),
-    ("fp32", "eager/plain"),
-    ("fp64", "eager/plain"),
-    ("bf16", "invariant"),
-    ("fp32", "invariant"),
-    ("fp32", "repeat_kv/packed"),
-    ("bf16", "repeat_kv/packed"),
-]
+SLOW = [("bf16", "packed_gqa"), ("fp32", "eager/plain"), ("fp64", "eager/plain"), ("bf16", "invariant")]
+SLOW += [("fp32", "invariant"), ("fp32", "repeat_kv/packed"), ("bf16", "repeat_kv/packed")]
 
 
 @pytest.mark.parametrize(
     ("dtype", "kernels"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]
 )
-def test_requests_have_the_bits_they_have_alone(tiny_directory, dtype, kernels):
+def test_requests_have_the_bits_they_have_alone(tiny_directory, dtype, kernels, prompts):
     """As many in flight as the check allows, two fewer than there are: they meet at different lengths and blocks."""
     model = load_model(tiny_directory, numeric(dtype, kernels=kernels))
-    asked = prompts(Contract.load(tiny_directory))
-    size = min(together_here(model).size, len(asked) - 2)
-    found = run(model, [whole(model, prompt) for prompt in asked], size)
-    assert sorted(found) == list(range(len(asked)))
-    assert all(same(found[number], alone(whole(model, prompt))) for number, prompt in enumerate(asked))
+    size = min(together_here(model).size, len(prompts) - 2)
+    found = run(model, [whole(model, prompt) for prompt in prompts], size)
+    assert sorted(found) == list(range(len(prompts)))
+    assert all(same(found[number], alone(whole(model, prompt))) for number, prompt in enumerate(prompts))
 
 
-def test_one_request_that_fails_closed_ends_alone(bf16, contract):
+def test_one_request_that_fails_closed_ends_alone(bf16, prompts):
     """NaN in one cache, half-way: its message is the one it has alone, the others keep their bits."""
 
     def poisoned(prompt):
@@ -109,72 +98,70 @@ def test_one_request_that_fails_closed_ends_alone(bf16, contract):
             else:
                 step = steps.send(after)
 
-    asked = prompts(contract)
     with pytest.raises(RowFailure) as expected:
-        alone(poisoned(asked[2]))
-    requests = [poisoned(prompt) if n == 2 else whole(bf16, prompt) for n, prompt in enumerate(asked)]
+        alone(poisoned(prompts[2]))
+    requests = [poisoned(prompt) if n == 2 else whole(bf16, prompt) for n, prompt in enumerate(prompts)]
     found = run(bf16, requests, together_here(bf16).size)
     assert isinstance(found[2], RowFailure) and str(found[2]) == str(expected.value) and "NaN" in str(found[2])
-    assert all(same(found[n], alone(whole(bf16, asked[n]))) for n in found if n != 2)
+    assert all(same(found[n], alone(whole(bf16, prompts[n]))) for n in found if n != 2)
 
 
-def test_the_next_enters_as_soon_as_one_ends(bf16, contract):
-    """Never more than asked for in flight, never fewer while requests are left."""
-    flying, begun, seen = 0, 0, []
+@pytest.fixture
+def joined(monkeypatch):
+    """The number of requests in each step that several took together."""
+    counts, real = [], batched.take_together
+    monkeypatch.setattr(
+        batched, "take_together", lambda steps, together: counts.append(len(steps)) or real(steps, together)
+    )
+    return counts
+
+
+def test_the_next_enters_as_soon_as_one_ends_and_is_drawn_only_then(bf16, prompts, joined):
+    """Never more than `size` in flight, never fewer while requests are left."""
+    flying, drawn, seen, ended = 0, 0, [], 0
 
     def counted(prompt):
-        nonlocal flying, begun
-        flying, begun = flying + 1, begun + 1
+        nonlocal flying
+        flying += 1
         made = yield from live_steps(bf16, prompt)
         flying -= 1
         return made
 
-    real = batched.take_together
+    def jobs():
+        nonlocal drawn
+        for number, prompt in enumerate(prompts):
+            seen.append((len(joined), flying))
+            drawn += 1
+            yield Job(number, counted(prompt), Clock())
 
-    def watched(steps, together):
-        seen.append((len(steps), flying, begun))
-        return real(steps, together)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batched, "take_together", watched)
-        run(bf16, [counted(prompt) for prompt in prompts(contract)], 3)
-    assert all(joined == flying for joined, flying, _ in seen) and max(joined for joined, _, _ in seen) == 3
-    assert all(joined == 3 for joined, _, begun in seen if begun < len(prompts(contract)))
+    for _ in in_flight(jobs(), 3, together_here(bf16).model):
+        ended += 1
+        assert drawn <= ended + 3
+    assert ended == len(prompts) and max(joined) == 3
+    assert all(count == 3 for count in joined[: seen[-1][0]]) and all(flying == 2 for _, flying in seen[3:])
 
 
-def test_observed_steps_and_single_copies_are_taken_alone(bf16, contract, monkeypatch):
+def test_observed_steps_and_single_copies_are_taken_alone(bf16, prompts, joined):
     names = []
-    asked = prompts(contract)[:4]
     requests = [
-        live_steps(bf16, asked[0], observe=lambda name, tensor: names.append(name)),
-        live_steps(bf16, asked[1], copies=1),
-        live_steps(bf16, asked[2]),
-        live_steps(bf16, asked[3]),
+        live_steps(bf16, prompts[0], observe=lambda name, tensor: names.append(name)),
+        live_steps(bf16, prompts[1], copies=1),
+        *(live_steps(bf16, prompt) for prompt in prompts[2:4]),
     ]
-    joined = []
-    real = batched.take_together
-    monkeypatch.setattr(
-        batched, "take_together", lambda steps, together: joined.append(len(steps)) or real(steps, together)
-    )
     found = run(bf16, requests, 4)
     assert set(joined) == {2} and "layers.0.self_attn.attention" in names
-    for number, prompt in enumerate(asked):
+    for number, prompt in enumerate(prompts[:4]):
         expected = alone(live_steps(bf16, prompt, copies=1 if number == 1 else 2))
         assert found[number].cache.equals(expected.cache) and found[number].state == expected.state
 
 
-def test_what_is_no_row_failure_ends_all(bf16, contract):
+def test_what_is_no_row_failure_ends_all(bf16, prompts):
     def broken(prompt):
         yield from live_steps(bf16, prompt)
         raise KeyError("not a row's own failure")
 
     with pytest.raises(KeyError):
-        run(bf16, [broken(prompt) for prompt in prompts(contract)], 3)
-
-
-def logits_of(values: list[list[float]]) -> Tensor:
-    """[K, 2, V], both copies alike."""
-    return torch.tensor(values)[:, None].repeat(1, 2, 1)
+        run(bf16, [broken(prompt) for prompt in prompts], 3)
 
 
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.0, 3.5, float("inf"), float("-inf"), float("nan"), 1e-40])
@@ -184,29 +171,13 @@ SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.0, 3.5, float("inf"), float("-inf"
 @given(st.lists(st.lists(SPECIAL, min_size=5, max_size=5), min_size=1, max_size=4), st.data())
 def test_choices_of_several_are_the_choices_of_each(values, data):
     """Ties, signed zeros, infinities, NaN, copies that differ in one bit, few eligible ids."""
-    logits = logits_of(values)
+    logits = torch.tensor(values)[:, None].repeat(1, 2, 1)  # [K, 2, V], both copies equal
     flags = st.lists(st.booleans(), min_size=5, max_size=5).filter(any)
     eligible = torch.tensor([data.draw(flags) for _ in values])
     if data.draw(st.booleans()):
         logits[0, 1, 2] = data.draw(SPECIAL)
-    found = best_two_each(logits, eligible)
-    for number, choice in enumerate(found):
+    for number, choice in enumerate(best_two_each(logits, eligible)):
         try:
             assert choice == best_two(logits[number], eligible[number])
         except RowFailure as failure:
             assert isinstance(choice, RowFailure) and str(choice) == str(failure)
-
-
-def test_jobs_are_drawn_when_a_place_is_free(bf16, contract):
-    drawn = []
-
-    def jobs():
-        for number, prompt in enumerate(prompts(contract)):
-            drawn.append(number)
-            yield Job(number, live_steps(bf16, prompt), Clock())
-
-    ended = 0
-    for _ in in_flight(jobs(), 2, together_here(bf16).model):
-        ended += 1
-        assert len(drawn) <= ended + 2
-    assert ended == len(prompts(contract))

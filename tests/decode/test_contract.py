@@ -18,7 +18,7 @@ def read(tiny_directory: Path, raw: dict[str, Any], vocab_size: int = 288) -> Co
 
 
 def test_absent_keys_take_the_papers_values(tiny_directory):
-    """Paper, section 3.1: 768 content tokens a branch, 512 for merge, 64 for the answer."""
+    """Paper, section 3.1: 768 content tokens per branch, 512 for merge, 64 for the answer."""
     contract = read(tiny_directory, {})
     assert contract.caps == (None, 768, 768, 768, 512, 64)
     assert contract.rules.role_offset == 8 and contract.rules.visibility == VISIBILITY
@@ -28,26 +28,20 @@ def test_absent_keys_take_the_papers_values(tiny_directory):
     assert contract == read(tiny_directory, {"schema": "stage-replay-contract-v1", "caps": {}, "delimiters": {}})
 
 
-def test_given_caps_replace_only_themselves(tiny_directory):
-    assert read(tiny_directory, {"caps": {"merge": 3}}).caps == (None, 768, 768, 768, 3, 64)
-
-
 def test_eligibility_rows(tiny_directory):
     contract = read(tiny_directory, {})
-    assert contract.ordinary.nonzero().flatten().tolist() == list(range(256))
+    assert contract.ordinary.nonzero().flatten().tolist() == list(range(256)), "<|endoftext|>, 256, is special"
     for role in range(6):
         row = contract.eligible[role].nonzero().flatten().tolist()
         assert row == [*range(256), contract.close_ids[role]]
-
-
-def test_an_ids_list_takes_the_place_of_the_other_special_tokens(tiny_directory):
-    assert not read(tiny_directory, {}).is_ordinary(256), "<|endoftext|> is special"
-    changed = read(tiny_directory, {"ineligible_ids": [7, 200]})
+    changed = read(tiny_directory, {"ineligible_ids": [7, 200]})  # takes the place of the other special tokens
     assert changed.is_ordinary(256) and not changed.is_ordinary(7) and not changed.is_ordinary(200)
     assert not any(changed.is_ordinary(token) for token in (*changed.open_ids, *changed.close_ids, 269, 287, 288, -1))
+    assert read(tiny_directory, {"ineligible_ids": None}) == contract
 
 
-def test_delimiters_may_have_other_names(tiny_directory):
+def test_given_caps_replace_only_themselves_and_delimiters_may_have_other_names(tiny_directory):
+    assert read(tiny_directory, {"caps": {"merge": 3}}).caps == (None, 768, 768, 768, 3, 64)
     swapped = read(tiny_directory, {"delimiters": {"open": list(CLOSE), "close": list(OPEN)}})
     assert swapped.open_ids == tuple(range(263, 269))
 
@@ -89,10 +83,6 @@ def test_what_does_not_fit_is_refused_by_its_key(tiny_directory, raw, parts):
         read(tiny_directory, raw)
 
 
-def test_a_null_ids_list_is_an_absent_one(tiny_directory):
-    assert read(tiny_directory, {"ineligible_ids": None}) == read(tiny_directory, {})
-
-
 def test_delimiters_beyond_the_output_head_are_refused(tiny_directory):
     with refused("delimiter ids", "260", "268"):
         read(tiny_directory, {}, vocab_size=260)
@@ -104,32 +94,21 @@ def test_ids_beyond_the_tokenizer_are_never_ordinary(tiny_directory):
     assert contract.ordinary.shape == (151936,) and not contract.eligible[:, 269:].any()
 
 
-def test_a_stock_directory_names_the_command_that_adapts_it(stock_directory):
+def test_a_stock_directory_names_the_command_that_adapts_it_and_a_missing_one_does_not(stock_directory, tmp_path):
     with refused("contract.json", "stock checkpoint", "python -m experiments.adapt"):
         Contract.load(stock_directory)
-
-
-def test_what_is_no_directory_is_not_called_a_stock_checkpoint(tmp_path):
     with refused("missing", "expected a checkpoint directory, found nothing"):
         Contract.load(tmp_path / "missing")
 
 
-def test_a_directory_is_read_whole(tiny_directory):
+def test_an_opened_checkpoint_gives_the_contract_of_its_directory_without_reading_again(tiny_directory, monkeypatch):
     raw = json.loads((tiny_directory / "contract.json").read_text())
-    assert Contract.load(tiny_directory) == read(tiny_directory, raw)
-    assert Contract.load(str(tiny_directory)).caps == (None, 10, 10, 10, 12, 6)
-
-
-def test_an_opened_checkpoint_gives_the_same_contract_without_reading_again(tiny_directory, monkeypatch):
-    opened, expected = open_checkpoint(tiny_directory), Contract.load(tiny_directory)
+    opened, expected = open_checkpoint(tiny_directory), Contract.load(str(tiny_directory))
+    assert expected == read(tiny_directory, raw) and expected.caps == (None, 10, 10, 10, 12, 6)
     with refused("expected contract.json, found none", "experiments.adapt"):
         Contract.load(open_checkpoint(tiny_directory, stock=True))
-    monkeypatch.setattr(contract, "read_json_object", fail)
+    monkeypatch.setattr(contract, "read_json_object", None)
     found = Contract.load(opened)
     assert found == expected and found.rules is opened.rules
-    with pytest.raises(AssertionError):  # the control: a directory is read
+    with pytest.raises(TypeError):  # the control: a directory is read
         Contract.load(tiny_directory)
-
-
-def fail(*_: object) -> None:
-    raise AssertionError("read again")

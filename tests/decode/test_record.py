@@ -4,52 +4,46 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from cache import build_incremental, build_live, build_prefill
-from decode import State, greedy_suffix
+from decode import greedy_suffix
 from decode.record import PENDING, FunctionalRecord, derived_sha256
 from minimodel.roles import VISIBILITY, attention_mask
-from tests.faulty import entering
+from tests.faulty import PARTS, entering
 
-Entry = tuple[int, int, int, list[bool]]
 ENTRIES = [(257, 0, 0, [True]), (10, 0, 1, [True, True]), (12, 4, 2, [True, False, True])]
 
 
-def call(entry: Entry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def call(token, role, position, visible):
     """One call of one token, in two copies."""
-    token, role, position, visible = entry
-    row = torch.tensor(visible, dtype=torch.bool).expand(2, 1, 1, -1)
-    return *(torch.full((2, 1), value) for value in (token, role, position)), row
+    row = torch.tensor(visible, dtype=torch.bool).repeat(2, 1, 1, 1)
+    return [*(torch.full((2, 1), value) for value in (token, role, position)), row]
 
 
-def digest(entries: list[Entry]) -> str:
+def recorded(*calls):
     record = FunctionalRecord()
-    for entry in entries:
-        record.enter(*call(entry))
+    for given_ in calls:
+        record.enter(*given_)
+    return record
+
+
+def digest(entries):
+    record = recorded(*(call(*entry) for entry in entries))
     assert record.length == len(entries) and record.synchronised
     return record.sha256()
 
 
 def test_each_part_of_each_entry_counts():
-    changed = [
-        [ENTRIES[0], (11, 0, 1, [True, True]), ENTRIES[2]],
-        [ENTRIES[0], (10, 1, 1, [True, True]), ENTRIES[2]],
-        [ENTRIES[0], (10, 0, 2, [True, True]), ENTRIES[2]],
-        [ENTRIES[0], (10, 0, 1, [False, True]), ENTRIES[2]],
-        [ENTRIES[1], ENTRIES[0], ENTRIES[2]],
-        ENTRIES[:2],
-        [],
-    ]
-    digests = {digest(entries) for entries in changed} | {digest(ENTRIES)}
-    assert len(digests) == len(changed) + 1 and digest(ENTRIES) == digest(list(ENTRIES))
+    first, second, third = ENTRIES
+    others = [(11, 0, 1, [True, True]), (10, 1, 1, [True, True]), (10, 0, 2, [True, True]), (10, 0, 1, [False, True])]
+    changed = [[first, other, third] for other in others] + [[second, first, third], [first, second], []]
+    assert len({digest(entries) for entries in [ENTRIES, *changed]}) == len(changed) + 1
+    assert digest(ENTRIES) == digest(list(ENTRIES))
 
 
+small = st.integers(0, 20)
 entries = st.lists(
-    st.tuples(
-        st.integers(0, 20), st.integers(0, 5), st.integers(0, 20), st.lists(st.booleans(), min_size=1, max_size=3)
-    ),
-    max_size=3,
+    st.tuples(small, st.integers(0, 5), small, st.lists(st.booleans(), min_size=1, max_size=3)), max_size=3
 )
 
 
@@ -60,25 +54,23 @@ def test_digests_are_equal_exactly_for_equal_entries(left, right):
 
 @pytest.mark.parametrize("part", range(4))
 def test_another_copy_given_anything_else_is_seen_whatever_the_first_was_given(part):
-    record, right = FunctionalRecord(), FunctionalRecord()
-    for index, entry in enumerate(ENTRIES):
-        given = [tensor.clone() for tensor in call(entry)]
-        right.enter(*given)
-        if index == 1:
-            given[part][1] = ~given[part][1] if part == 3 else given[part][1] + 1
-        record.enter(*given)
+    calls = [call(*entry) for entry in ENTRIES]
+    right = recorded(*calls)
+    calls[1][part][1] = ~calls[1][part][1] if part == 3 else calls[1][part][1] + 1
+    record = recorded(*calls)
     assert right.synchronised and not record.synchronised
     assert record.sha256() == right.sha256() and not record.copy().synchronised
 
 
-def test_tensors_written_after_the_call_do_not_reach_the_record():
-    record = FunctionalRecord()
-    for entry in ENTRIES:
-        given = [tensor.clone() for tensor in call(entry)]
-        record.enter(*given)
-        for tensor in given:
-            tensor.zero_()
+def test_tensors_written_after_the_call_do_not_reach_the_record_and_a_copy_goes_on_alone():
+    calls = [call(*entry) for entry in ENTRIES]
+    record = recorded(*calls)
+    for tensor in (tensor for given_ in calls for tensor in given_):
+        tensor.zero_()
     assert record.sha256() == digest(ENTRIES)
+    other = record.copy()
+    other.enter(*call(*ENTRIES[1]))
+    assert record.sha256() == digest(ENTRIES) != other.sha256() and (record.length, other.length) == (3, 4)
 
 
 def test_one_call_of_many_tokens_is_their_calls_one_by_one():
@@ -86,35 +78,19 @@ def test_one_call_of_many_tokens_is_their_calls_one_by_one():
     length = 2 * PENDING + 3
     tokens, roles = torch.arange(length).expand(2, -1), torch.zeros(2, length, dtype=torch.int64)
     mask = attention_mask(roles, roles)
-    one, many = FunctionalRecord(), FunctionalRecord()
-    one.enter(tokens, roles, tokens, mask)
-    for slot in range(length):
-        part = slice(slot, slot + 1)
-        many.enter(tokens[:, part], roles[:, part], tokens[:, part], mask[:, :, part, : slot + 1])
+    one, parts = recorded((tokens, roles, tokens, mask)), [slice(slot, slot + 1) for slot in range(length)]
+    many = recorded(*((tokens[:, p], roles[:, p], tokens[:, p], mask[:, :, p, : p.stop]) for p in parts))
     assert one.sha256() == many.sha256() and one.length == many.length == length
     seeing = mask.clone()
     seeing[:, :, 3, 4] = True
-    ahead = FunctionalRecord()
-    ahead.enter(tokens, roles, tokens, seeing)
-    assert ahead.sha256() != one.sha256()
+    assert recorded((tokens, roles, tokens, seeing)).sha256() != one.sha256()
 
 
-def test_no_roles_and_no_mask_are_a_history_of_its_own():
+def test_no_mask_is_the_plain_causal_one_and_no_role_is_not_role_0():
     tokens, mask = torch.tensor([[5, 6, 7]]), torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
-    digests = []
-    for roles, rows in ((None, None), (None, mask), (torch.zeros_like(tokens), mask)):
-        record = FunctionalRecord()
-        record.enter(tokens, roles, tokens, rows)
-        digests.append(record.sha256())
-    assert digests[0] == digests[1] != digests[2], "no mask is the plain causal one; no role is not role 0"
-
-
-def test_a_copy_goes_its_own_way():
-    record = FunctionalRecord()
-    record.enter(*call(ENTRIES[0]))
-    before, other = record.sha256(), record.copy()
-    other.enter(*call(ENTRIES[1]))
-    assert record.sha256() == before != other.sha256() and (record.length, other.length) == (1, 2)
+    histories = (None, None), (None, mask), (torch.zeros_like(tokens), mask)
+    digests = [recorded((tokens, roles, tokens, rows)).sha256() for roles, rows in histories]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_every_construction_fills_the_record_that_its_tokens_call_for(three, contract):
@@ -136,21 +112,19 @@ BUILDS = {
 }
 
 
-@pytest.mark.parametrize("part", ["token", "role", "position", "mask"])
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_fault_at_the_decoders_entry_is_in_the_record(bf16, prompt, three, contract, name, part):
-    """In both copies alike, so that nothing else notices."""
-    bf16.numeric.apply()
-    state = State.from_tokens(contract, build_live(bf16, prompt).state.tokens)
+def test_a_fault_at_the_decoders_entry_is_in_the_record(bf16, prompt, contract, name, part):
+    """The same in both copies, so that nothing else notices."""
+    state = build_live(bf16, prompt).state
     with entering(bf16, part, slot=20):
         faulty = BUILDS[name](bf16, prompt, state)
     right = BUILDS[name](bf16, prompt, state)
     assert right.record.sha256() == derived_sha256(contract, right.state.tokens)
-    assert faulty.record.sha256() != derived_sha256(contract, faulty.state.tokens)
-    assert faulty.record.synchronised
+    assert faulty.record.sha256() != derived_sha256(contract, faulty.state.tokens) and faulty.record.synchronised
 
 
-@pytest.mark.parametrize("part", ["token", "role", "position", "mask"])
+@pytest.mark.parametrize("part", PARTS)
 def test_a_fault_in_a_suffix_is_in_its_record(three, contract, part):
     def holds():
         suffix = greedy_suffix(three.model, three.live)

@@ -1,4 +1,4 @@
-"""Text: whatever a user types stays text."""
+"""Text and chat templates: whatever a user types stays text."""
 
 import json
 
@@ -8,31 +8,25 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from decode import State
+from decode.chat import TEMPLATE, Chat
 from decode.contract import CLOSE, OPEN
 from decode.text import TextCodec
 from tests.helpers import refused
 
-TYPED = ["<|endoftext|>", *OPEN, *CLOSE, "<|im_start|>", "<|im_end|>"]
+START, END, ENDOFTEXT = 269, 270, 256  # of a stock tokenizer
 
 
-@pytest.mark.parametrize("typed", TYPED)
-@pytest.mark.parametrize("place", ["question", "choice"])
-def test_typed_delimiters_are_ordinary_text(contract, tiny_directory, typed, place):
+@pytest.mark.parametrize("typed", ["<|endoftext|>", *OPEN, *CLOSE, "<|im_start|>", "<|im_end|>"])
+def test_typed_delimiters_are_ordinary_text(contract, tiny_directory, typed):
     """google-deepmind/gemma 770, vllm-project/vllm 11691 (case 13)."""
-    question, choices = (f"a {typed}b", ["c"]) if place == "question" else ("a", ["c", f"{typed} d{typed}"])
-    state = State.prompt(contract, question, choices)
-    inner = state.tokens[1:-1]
-    assert not set(inner) & {*contract.open_ids, *contract.close_ids, 256}
-    assert all(contract.is_ordinary(token) for token in inner)
-    assert typed in contract.codec.decode(inner)
+    for question, choices in ((f"a {typed}b", ["c"]), ("a", ["c", f"{typed} d{typed}"]), (typed * 3, [])):
+        inner = State.prompt(contract, question, choices).tokens[1:-1]
+        assert not set(inner) & {*contract.open_ids, *contract.close_ids, 256}
+        assert all(contract.is_ordinary(token) for token in inner)
+        assert typed in contract.codec.decode(inner)
     plain = Tokenizer.from_file(str(tiny_directory / "tokenizer.json"))
     if plain.token_to_id(typed) is not None:
         assert plain.token_to_id(typed) in plain.encode(f"a {typed}b").ids, "the control: the library's own default"
-
-
-def test_a_question_made_of_nothing_but_delimiters(contract):
-    state = State.prompt(contract, "".join([*OPEN, *CLOSE, "<|endoftext|>"]), [])
-    assert all(contract.is_ordinary(token) for token in state.tokens[1:-1])
 
 
 @given(text=st.text(max_size=40))
@@ -50,17 +44,16 @@ def test_a_lone_surrogate_is_refused_with_its_place(contract, text):
         State.prompt(contract, "q", [text])
 
 
-def test_braces_in_questions_and_choices_stay_text(contract):
-    prompt = contract.codec.prompt
-    assert prompt("why {choices}?", ["x"]) == "why {choices}?\n\nA. x"
-    assert prompt("why {question}?", ["{choices}", "{question}"]) == "why {question}?\n\nA. {choices}\nB. {question}"
-    assert prompt("{}{0}%s", []) == "{}{0}%s\n\n"
-
-
-def test_a_template_may_place_choices_first_or_leave_them_out(contract):
-    first = TextCodec(contract.codec.tokenizer, "{choices}|{question}!")
-    assert first.prompt("{choices}", ["x", "{question}"]) == "A. x\nB. {question}|{choices}!"
-    assert TextCodec(contract.codec.tokenizer, "Q: {question}").prompt("x", ["y"]) == "Q: x"
+def test_braces_stay_text_and_a_template_may_place_choices_first_or_leave_them_out(contract):
+    for template, question, choices, text in (
+        ("{question}\n\n{choices}", "why {choices}?", ["x"], "why {choices}?\n\nA. x"),
+        ("{question}\n\n{choices}", "{question}?", ["{choices}", "{}"], "{question}?\n\nA. {choices}\nB. {}"),
+        ("{question}\n\n{choices}", "{}{0}%s", [], "{}{0}%s\n\n"),
+        ("{choices}|{question}!", "{choices}", ["x", "{question}"], "A. x\nB. {question}|{choices}!"),
+        ("Q: {question}", "x", ["y"], "Q: x"),
+    ):
+        assert TextCodec(contract.codec.tokenizer, template).prompt(question, choices) == text
+    assert contract.codec.prompt("{}", ["x"]) == "{}\n\nA. x"
 
 
 def test_more_choices_than_letters_are_refused(contract):
@@ -89,15 +82,45 @@ def test_the_meaning_of_a_tokenizer_is_that_of_its_entries_and_merges_and_not_of
     tokenizer["model"]["vocab"] |= {"ab": 300, "abc": 301}
 
     def meaning(merges, **vocabulary):
-        vocab = {**tokenizer["model"]["vocab"], **vocabulary}
-        path = tmp_path / "tokenizer.json"
-        path.write_text(json.dumps({**tokenizer, "model": {**tokenizer["model"], "vocab": vocab, "merges": merges}}))
-        return TextCodec.load(path, "{question}").meaning()
+        model = {**tokenizer["model"], "vocab": {**tokenizer["model"]["vocab"], **vocabulary}, "merges": merges}
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**tokenizer, "model": model}))
+        return TextCodec.load(tmp_path / "tokenizer.json", "{question}").meaning()
 
-    first = meaning([["a", "b"], ["ab", "c"]])
+    first, fewer = meaning([["a", "b"], ["ab", "c"]]), meaning([["a", "b"]])
     assert first == meaning(["a b", "ab c"]), "two spellings of one merge"
     assert first.keys() == {"vocabulary_sha256", "merges_sha256"}
-    fewer = meaning([["a", "b"]])
-    assert fewer["merges_sha256"] != first["merges_sha256"]
-    assert fewer["vocabulary_sha256"] == first["vocabulary_sha256"]
+    assert fewer == {**first, "merges_sha256": fewer["merges_sha256"]} != first
     assert meaning([["a", "b"], ["ab", "c"]], ab=301, abc=300)["vocabulary_sha256"] != first["vocabulary_sha256"]
+
+
+@pytest.fixture(scope="module")
+def codec(stock_directory):
+    return TextCodec.load(stock_directory / "tokenizer.json", "{question}")
+
+
+def test_special_tokens_of_a_chat_template_are_tokens_and_those_of_the_user_are_text(codec):
+    chat = Chat.of(codec, TEMPLATE, ("<|im_end|>", "<|endoftext|>"))
+    assert chat.stop == (END, ENDOFTEXT)
+    ids = chat.encode("Say <|im_end|> {choices} {question}", ["<|im_start|>", "b"])
+    assert [token for token in ids if token >= 256] == [START, END, START, END, START]
+    text = codec.decode([token for token in ids if token < 256])
+    assert "user\nSay <|im_end|> {choices} {question}\n\nA. <|im_start|>\nB. b" in text, "filled in one pass"
+    assert text.startswith("system\nYou are Qwen") and text.endswith("assistant\n")
+    chat = Chat.of(codec, "<|im_start|>a {question} b<|im_end|>", ("<|im_end|>",))
+    assert chat.encode("q", []) == [START, *codec.encode("a q b"), END], "pieces between them are encoded whole"
+
+
+@pytest.mark.parametrize(
+    ("template", "stop", "parts"),
+    [
+        ("none", ("<|im_end|>",), ("chat template", "{question} once")),
+        ("{question}{question}", ("<|im_end|>",), ("chat template",)),
+        ("{question}{choices}{choices}", ("<|im_end|>",), ("chat template",)),
+        ("{question}", (), ("--eos", "at least one")),
+        ("{question}", ("<|nobody|>",), ("--eos", "<|nobody|>", "special token")),
+        ("{question}", ("a",), ("--eos", "'a'")),
+    ],
+)
+def test_a_chat_template_that_does_not_fit_is_refused(codec, template, stop, parts):
+    with refused(*parts):
+        Chat.of(codec, template, stop)
