@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.report.blocks import Alert, Block, Figure, Paragraph, Report, Table, Verdict, table
+from experiments.report.blocks import Alert, Block, Figure, Paragraph, Report, Table, Verdict, column_table, table
 from experiments.report.charts import lines as line_chart
 from experiments.report.page import write_report
 from experiments.report.plain import markdown_table
@@ -170,13 +170,13 @@ def batch_table(document: dict[str, Any]) -> Table:
 def batch_figure(document: dict[str, Any]) -> Figure:
     """Returns throughput against the number of requests, a line per series; one request at a time is a point."""
     series = document["batch"]["series"]
-    curves = [
-        (n, [(int(size), 1 / cell["seconds"]["median"]) for size, cell in found.items()]) for n, found in series.items()
+    columns = [
+        (name, {size: f"{1 / cell['seconds']['median']:.4g}" for size, cell in found.items()})
+        for name, found in series.items()
     ]
-    lines = [[name, str(size), f"{rate:.4g}"] for name, points in curves for size, rate in points]
-    data = table("Throughput, tokens/s", ["", "requests", "tokens/s"], lines, folded=True)
+    data = column_table("Throughput, tokens/s", "requests", columns)
     caption = "Throughput against the number of requests decoded together."
-    return line_chart("batch", caption, data, curves, ("requests decoded together", "tokens/s of all requests"))
+    return line_chart("batch", caption, data, ("requests decoded together", "tokens/s of all requests"))
 
 
 def growth_figures(document: dict[str, Any]) -> list[Figure]:
@@ -195,5 +195,4 @@ def growth_figures(document: dict[str, Any]) -> list[Figure]:
 def _growth(name: str, ends: Sequence[int], curves: dict[str, list[float]], unit: str, caption: str) -> Figure:
     lines = [[str(end), *(f"{values[at]:.3g}" for values in curves.values())] for at, end in enumerate(ends)]
     data = table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
-    points = [(label, list(zip(ends, values))) for label, values in curves.items()]
-    return line_chart(name, caption, data, points, ("tokens in the cache", unit))
+    return line_chart(name, caption, data, ("tokens in the cache", unit))

@@ -6,8 +6,9 @@ by marker and line as well as by colour.
 
 import html
 import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from experiments.report.blocks import Figure, Table, visible
 
@@ -25,6 +26,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "fail": ("#b3141d", "#ff9a94"),
 }
 SERIES = ("first", "second", "third", "fourth")
+ROLE_COLOURS = ("muted", "first", "third", "fourth", "second", "fail")  # by raw role: prompt, branches, merge, answer
 _LIGHT, _DARK = (" ".join(f"--{name}: {pair[k]};" for name, pair in PALETTE.items()) for k in (0, 1))
 VARIABLES = f"""\
 :root {{ color-scheme: light dark; {_LIGHT} }}
@@ -105,8 +107,7 @@ def short(text: str, length: int = 48) -> str:
     return text if len(text) <= length else f"{text[: half - 1]}…{text[-half:]}"
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """Where a value lies between the ends of an axis, from 0 to 1, and the axis's labelled values."""
 
     place: Callable[[float], float]
@@ -114,8 +115,9 @@ class Scale:
 
 
 def linear(low: float, high: float) -> Scale:
-    """Returns a scale with at most seven round ticks."""
-    step = next(w * 10.0**k for k in range(-9, 12) for w in (1, 2, 5) if high - low <= 6 * w * 10.0**k)
+    """Returns a scale with at most seven round ticks; at whole numbers if its ends are int."""
+    least = 0 if isinstance(low, int) and isinstance(high, int) else -9
+    step = next(w * 10**k for k in range(least, 12) for w in (1, 2, 5) if high - low <= 6 * w * 10**k)
     ticks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return Scale(lambda value: (value - low) / (high - low), [(tick, f"{tick:.6g}") for tick in ticks])
 
@@ -129,38 +131,38 @@ def logarithmic(values: Sequence[float], zero: str) -> Scale:
     return Scale(lambda v: gap + (1 - gap) * (math.log10(v) - low) / (high - low) if v > 0 else 0.0, ticks)
 
 
-def named(labels: Sequence[str], downwards: bool = False) -> Scale:
-    """Returns a scale on which value k is the middle of the k-th of equal parts; at most 14 have their label."""
+def named(labels: Sequence[object], downwards: bool = False) -> Scale:
+    """Returns a scale on which value k is the middle of part k of equal parts; across, at most 14 have labels."""
     n, step = len(labels), 1 if downwards else 1 + len(labels) // 15
-    ticks = list(enumerate(labels))[::step]
+    ticks = [(k, short(str(label), 40)) for k, label in enumerate(labels)][::step]
     return Scale(lambda k: 1 - (k + 0.5) / n if downwards else (k + 0.5) / n, ticks)
 
 
 class Chart(Drawing):
     """A plot area with a grid, tick labels, the names of its axes and a legend above it."""
 
-    def __init__(self, x: Scale, y: Scale, names: tuple[str, str], legend: Sequence[str] = (), height: float = 190):
+    def __init__(self, x: Scale, y: Scale, names: tuple[str, str], legend: Sequence[object] = (), height: float = 190):
         self.top = 10 + 18 * len(legend) + 20 * bool(names[1])
         super().__init__(WIDTH, self.top + height + 42)
-        self._x, self._y, self.bottom = x, y, self.top + height
+        self.scales, self.bottom, self.right = (x, y), self.top + height, WIDTH - 14.0
         self.left = 14 + 6 * max(len(label) for _, label in y.ticks)
         for index, label in enumerate(legend):
             self.mark(index, 10, 10 + 18 * index)
-            self.text(22, 14 + 18 * index, short(label))
+            self.text(22, 14 + 18 * index, short(str(label)))
         self.text(0, self.top - 9, names[1], fill="muted")
-        self.text(self.left + (WIDTH - 14 - self.left) / 2, self.height - 6, names[0], fill="muted", anchor="middle")
+        self.text((self.left + self.right) / 2, self.height - 6, names[0], fill="muted", anchor="middle")
         for value, label in x.ticks:
             self.line([(self.x(value), self.top), (self.x(value), self.bottom)], "line", 0.7)
             self.text(self.x(value), self.bottom + 16, label, anchor="middle")
         for value, label in y.ticks:
-            self.line([(self.left, self.y(value)), (WIDTH - 14, self.y(value))], "line", 0.7)
+            self.line([(self.left, self.y(value)), (self.right, self.y(value))], "line", 0.7)
             self.text(self.left - 7, self.y(value) + 4, label, anchor="end")
 
     def x(self, value: float) -> float:
-        return self.left + self._x.place(value) * (WIDTH - 14 - self.left)
+        return self.left + self.scales[0].place(value) * (self.right - self.left)
 
     def y(self, value: float) -> float:
-        return self.bottom - self._y.place(value) * (self.bottom - self.top)
+        return self.bottom - self.scales[1].place(value) * (self.bottom - self.top)
 
     def mark(self, index: int, x: float, y: float) -> None:
         """Adds the marker of series `index`: a disc, square, diamond or triangle."""
@@ -169,40 +171,46 @@ class Chart(Drawing):
         self.polygon([(x + 4.5 * math.cos(a), y + 4.5 * math.sin(a)) for a in angles], SERIES[index % 4])
 
 
-Mark = tuple[float, Sequence[float] | None]  # a value, and the bounds of its interval
+# The charts below draw what their table says: one mark, point, bar or cell per cell, by the numbers in its text.
 
 
-def dots(
-    name: str, caption: str, data: Table, series: Sequence[tuple[str, Sequence[Mark | None]]], axis: str, x: Scale
-) -> Figure:
-    """Returns marks with their intervals: a line per row of `data`, a colour per series."""
+def numbers(cell: object) -> list[float]:
+    """Returns the numbers in a cell's text."""
+    return [float(one) for one in re.findall(r"[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?", str(cell))]
+
+
+def dots(name: str, caption: str, data: Table, axis: str, x: Scale) -> Figure:
+    """Returns a mark with its interval per cell such as '2/6 = 33.3 % [9.7, 70.0]' or '+1.0 points, no interval'."""
+    pattern = re.compile(r"(\S+) (?:%|points)(?:(?:, 95 %)? \[(.*)\])?")
+    marks = [[pattern.search(str(cell)) for cell in column] for column in list(zip(*data.rows))[1:]]
+    series = [(data.header[1 + k], column) for k, column in enumerate(marks) if any(column)]
 
     def draw() -> str:
-        rows = named([short(str(row[0]), 28) for row in data.rows], downwards=True)
-        step, legend = min(0.25, 0.7 / len(series)), [label for label, _ in series if label]
-        chart = Chart(x, rows, (axis, ""), legend, len(data.rows) * (14 + 12 * len(series)))
-        for index, (_, marks) in enumerate(series):
-            for place, mark in enumerate(marks):
-                if mark is not None:
+        rows, step = named([row[0] for row in data.rows], downwards=True), min(0.25, 0.7 / max(len(series), 1))
+        height = len(data.rows) * (14 + 12 * len(series))
+        chart = Chart(x, rows, (axis, ""), [label for label, _ in series], height)
+        for index, (_, column) in enumerate(series):
+            for place, found in enumerate(column):
+                if found:
                     y = chart.y(place + (index - (len(series) - 1) / 2) * step)
-                    chart.line([(chart.x(bound), y) for bound in mark[1] or ()], SERIES[index % 4], 2.2)
-                    chart.mark(index, chart.x(mark[0]), y)
+                    chart.line([(chart.x(bound), y) for bound in numbers(found[2] or "")], SERIES[index % 4], 2.2)
+                    chart.mark(index, chart.x(float(found[1])), y)
         return chart.svg()
 
     return Figure(name, caption, data, draw)
 
 
-def histogram(
-    name: str, caption: str, data: Table, series: Sequence[tuple[str, Sequence[int]]], edges: Sequence[int], axis: str
-) -> Figure:
-    """Returns the counts of each series between whole, evenly spaced edges."""
+def histogram(name: str, caption: str, data: Table, axis: str) -> Figure:
+    """Returns a bar per count; the rows of `data` are bins such as '5 to 9', evenly spaced."""
 
     def draw() -> str:
-        most = max(max(counts) for _, counts in series)
-        chart = Chart(linear(edges[0], edges[-1]), linear(0, most), (axis, "rows"), [label for label, _ in series])
-        width = 0.85 * (chart.x(edges[1]) - chart.x(edges[0])) / len(series)
-        for index, (_, counts) in enumerate(series):
-            for edge, count in zip(edges, counts):
+        edges, series = [int(numbers(row[0])[0]) for row in data.rows], data.header[1:]
+        counts = [[int(str(cell)) for cell in row[1:]] for row in data.rows]
+        end = int(numbers(data.rows[-1][0])[1]) + 1
+        chart = Chart(linear(edges[0], end), linear(0, max(map(max, counts))), (axis, "rows"), series)
+        width = 0.85 * (chart.right - chart.left) / len(edges) / len(series)
+        for edge, row in zip(edges, counts):
+            for index, count in enumerate(row):
                 left, top = chart.x(edge) + width * (index + 0.09 * len(series)), chart.y(count)
                 chart.rect(left, top, width, chart.bottom - top, SERIES[index % 4])
         return chart.svg()
@@ -210,28 +218,25 @@ def histogram(
     return Figure(name, caption, data, draw)
 
 
-def lines(
-    name: str,
-    caption: str,
-    data: Table,
-    series: Sequence[tuple[str, Sequence[tuple[float, float | None]]]],
-    names: tuple[str, str],
-    zero: str = "",
-    words: Sequence[str] = (),
-) -> Figure:
-    """Returns a line per series over points (x, y), y None left out.
+def lines(name: str, caption: str, data: Table, axis_names: tuple[str, str], zero: str = "") -> Figure:
+    """Returns a line per column over the first column, of whole numbers or of words. An empty cell has no point.
 
-    zero: makes y logarithmic, and labels 0 on it. words: labels x = 0, 1, ...; without them, x starts at 0.
+    zero: makes y logarithmic, and labels 0 on it; without it both axes start at 0.
     """
 
     def draw() -> str:
-        points = [(x, y) for _, found in series for x, y in found if y is not None]
-        heights = [y for _, y in points]
-        across = named(words) if words else linear(0, max(x for x, _ in points))
+        words = not all(str(row[0]).isdecimal() for row in data.rows)
+        places = [k if words else int(str(row[0])) for k, row in enumerate(data.rows)]
+        series = [
+            [(place, numbers(cell)[0]) for place, cell in zip(places, column) if numbers(cell)]
+            for column in list(zip(*data.rows))[1:]
+        ]
+        heights = [y for points in series for _, y in points]
+        across = named([row[0] for row in data.rows]) if words else linear(0, max(places))
         up = logarithmic(heights, zero) if zero else linear(0, 1.05 * max(heights))
-        chart = Chart(across, up, names, [label for label, _ in series])
-        for index, (_, found) in enumerate(series):
-            drawn = [(chart.x(x), chart.y(y)) for x, y in found if y is not None]
+        chart = Chart(across, up, axis_names, data.header[1:])
+        for index, points in enumerate(series):
+            drawn = [(chart.x(x), chart.y(y)) for x, y in points]
             chart.line(drawn, SERIES[index % 4], 1.8, "6 3" if index % 2 else "")
             for x, y in drawn:
                 chart.mark(index, x, y)
@@ -240,29 +245,26 @@ def lines(
     return Figure(name, caption, data, draw)
 
 
-def cells(
-    name: str,
-    caption: str,
-    data: Table,
-    grid: Sequence[tuple[str, Sequence[tuple[Sequence[str], float, str] | None]]],
-    columns: Sequence[str],
-    names: tuple[str, str],
-) -> Figure:
-    """Returns a grid of (label, cells) lines downwards. A cell is (lines of text, opacity, colour); None: no cell."""
+def cells(name: str, caption: str, data: Table, axis_names: tuple[str, str]) -> Figure:
+    """Returns the table's cells, the darker, the larger the share that a count has of 'count/n' or of its row."""
 
     def draw() -> str:
-        depth = 26 + 17 * max(len(cell[0]) for _, line in grid for cell in line if cell)
-        rows = named([label for label, _ in grid], downwards=True)
-        chart = Chart(named(columns), rows, names, height=depth * len(grid))
-        width = chart.x(1) - chart.x(0) if len(columns) > 1 else WIDTH - 14 - chart.left
-        for y, (_, line) in enumerate(grid):
-            for x, cell in enumerate(line):
-                if cell is not None:
-                    text, opacity, colour = cell
-                    left, top = chart.x(x) - width / 2, chart.y(y) - depth / 2
-                    chart.rect(left + 1, top + 1, width - 2, depth - 2, colour, fill_opacity=opacity)
-                    for k, part in enumerate(text):
-                        chart.text(chart.x(x), chart.y(y) + 4 + 17 * (k - (len(text) - 1) / 2), part, anchor="middle")
+        columns, depth = data.header[1:], 30
+        rows = named([row[0] for row in data.rows], downwards=True)
+        chart = Chart(named(columns), rows, axis_names, height=depth * len(data.rows))
+        width = (chart.right - chart.left) / len(columns)
+        for y, row in enumerate(data.rows):
+            total = sum(numbers(cell)[0] for cell in row[1:] if numbers(cell)) or 1
+            for x, found in enumerate(map(numbers, row[1:])):
+                if found:
+                    left, top, share = (
+                        chart.x(x) - width / 2,
+                        chart.y(y) - depth / 2,
+                        found[0] / [*found[1:2], total][0],
+                    )
+                    chart.rect(left + 1, top + 1, width - 2, depth - 2, "first", fill_opacity=0.06 + 0.6 * share)
+                    if len(columns) <= 14:
+                        chart.text(chart.x(x), chart.y(y) + 4, f"{found[0]:g}", anchor="middle")
         return chart.svg()
 
     return Figure(name, caption, data, draw)

@@ -1,23 +1,12 @@
 """Blocks as Markdown, with drawings as files beside it, and as text for a terminal."""
 
+import itertools
 import re
 import textwrap
 from collections.abc import Sequence
 
-from experiments.report.blocks import (
-    Alert,
-    Block,
-    Figure,
-    Paragraph,
-    Passage,
-    Passages,
-    Report,
-    Section,
-    Table,
-    Verdict,
-    table,
-    visible,
-)
+from experiments.report import blocks as kinds
+from experiments.report.blocks import Block, Report, Table, visible
 
 FIGURES = "figures"  # folder of the drawings, beside report.md
 WIDTH, CELL = 100, 60  # of a terminal's line, and of the longest line in a cell of a table
@@ -36,21 +25,21 @@ def _escaped(text: object) -> str:
 
 def _markdown(block: Block, level: int, drawings: bool) -> str:
     match block:
-        case Paragraph(text) | Verdict(text):
+        case kinds.Paragraph(text) | kinds.Verdict(text):
             return _escaped(text)
-        case Alert(text, label):
+        case kinds.Alert(text, label):
             return f"> **{_escaped(label.upper())}:** {_escaped(text)}"
-        case Table():
+        case kinds.Table():
             return "" if block.folded else markdown_table(block)
-        case Figure():
-            image = f"![{_escaped(block.alternative)}]({FIGURES}/{block.name}.svg)\n\n" if drawings else ""
-            return f"{image}{_escaped(block.caption)}\n\n{markdown_table(block.data)}"
-        case Passages(caption, passages):
+        case kinds.Figure(name, caption, data):
+            image = f"![{_escaped(block.alternative)}]({FIGURES}/{name}.svg)\n\n" if drawings else ""
+            return f"{image}{_escaped(caption)}\n\n{markdown_table(data)}"
+        case kinds.Passages(caption, passages):
             lines = [[one.label, "".join(span.text for span in one.spans)] for one in passages]
-            return markdown_table(table(caption, ["part", "text"], lines))
-        case Section():
+            return markdown_table(kinds.table(caption, ["part", "text"], lines))
+        case kinds.Section(title):
             inner = [_markdown(one, level + 1, drawings) for one in block.blocks]
-            return "\n\n".join([f"{'#' * min(level, 6)} {_escaped(block.title)}", *filter(None, inner)])
+            return "\n\n".join([f"{'#' * min(level, 6)} {_escaped(title)}", *filter(None, inner)])
 
 
 def markdown_table(table: Table) -> str:
@@ -66,22 +55,21 @@ def render_text(blocks: Sequence[Block]) -> str:
 
 def _text(block: Block) -> str:
     match block:
-        case Paragraph(text) | Verdict(text):
+        case kinds.Paragraph(text) | kinds.Verdict(text):
             return textwrap.fill(visible(text), WIDTH)
-        case Alert(text, label):
+        case kinds.Alert(text, label):
             return textwrap.fill(f"{label.upper()}: {visible(text)}", WIDTH)
-        case Table():
+        case kinds.Table():
             return _text_table(block)
-        case Figure():
-            return f"{textwrap.fill(visible(block.caption), WIDTH)}\n\n{_text_table(block.data)}"
-        case Passages(caption, passages):
+        case kinds.Figure(_, caption, data):
+            return f"{textwrap.fill(visible(caption), WIDTH)}\n\n{_text_table(data)}"
+        case kinds.Passages(caption, passages):
             return "\n\n".join([visible(caption), *map(_text_passage, passages)])
-        case Section():
-            title = visible(block.title)
-            return f"{title}\n{'-' * len(title)}\n\n{render_text(block.blocks).rstrip()}"
+        case kinds.Section(title, _, inner):
+            return f"{visible(title)}\n{'-' * len(visible(title))}\n\n{render_text(inner).rstrip()}"
 
 
-def _text_passage(passage: Passage) -> str:
+def _text_passage(passage: kinds.Passage) -> str:
     """The first differing token stands between >>> and <<<."""
     shown = ((visible(span.text, lines=True), span.kind) for span in passage.spans)
     whole = "".join(f">>>{text}<<<" if kind == "mark" else text for text, kind in shown)
@@ -92,11 +80,11 @@ def _text_passage(passage: Passage) -> str:
 def _text_table(table: Table) -> str:
     cells = [[textwrap.wrap(visible(str(cell)), CELL) or [""] for cell in row] for row in (table.header, *table.rows)]
     widths = [max(len(line) for cell in column for line in cell) for column in zip(*cells)]
-    lines = []
-    for row in cells:
-        for n in range(max(map(len, row))):
-            parts = (cell[n] if n < len(cell) else "" for cell in row)
-            lines.append("  ".join(part.ljust(width) for part, width in zip(parts, widths)).rstrip())
+    lines = [
+        "  ".join(part.ljust(width) for part, width in zip(parts, widths)).rstrip()
+        for row in cells
+        for parts in itertools.zip_longest(*row, fillvalue="")
+    ]
     depth = max(map(len, cells[0]))
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([visible(table.caption), *lines[:depth], rule, *lines[depth:]])

@@ -1,39 +1,33 @@
 """One ledger row as blocks: its verdict, question, branches, suffixes, answers, drift, mask and donors; and one
 divergence as a drawing."""
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from decode.text import LETTERS
-from experiments.report.blocks import (
-    Alert,
-    Block,
-    Figure,
-    Paragraph,
-    Passage,
-    Passages,
-    RowEntry,
-    Span,
-    Table,
-    column_table,
-    table,
-)
-from experiments.report.charts import SERIES, Drawing
+from experiments.report.blocks import Alert, Block, Figure, Paragraph, RowEntry, Table, column_table, table
+from experiments.report.charts import ROLE_COLOURS, SERIES, Drawing
 from experiments.report.runs import TRANSPLANTS, ArmPair, Run, at, failure, follows, suffix_of
-from experiments.report.texts import Texts, by_block, read_texts, spans, token_text
+from experiments.report.texts import (
+    Texts,
+    by_block,
+    plain_text,
+    prefix_passages,
+    read_texts,
+    suffix_passages,
+    token_text,
+)
 from experiments.report.values import number, scalar, words
 from experiments.run.ledger import row_key
 from minimodel.errors import InputError
 from minimodel.roles import ROLE_NAMES
-from stats.endpoints import first_divergence
 
 # the arms that an experiment compares, the first pair that a row holds
 COMPARED = (("live", "prefill"), ("incremental", "prefill"), ("live", "incremental"), ("singleton", "pair"))
 EXCHANGED = {arm: cell for arm, cell in TRANSPLANTS.items() if cell[0] != cell[1]}  # arm: (recipient, donor)
-ROLE_COLOURS = ("muted", "first", "third", "fourth", "second", "fail")  # by raw role: prompt, branches, merge, answer
-SHARED, REST = 120, 62  # most characters of the equal part and of a continuation in the drawing of a divergence
 
 
 @dataclass(frozen=True)
@@ -66,54 +60,50 @@ def find_row(run: Run, name: str) -> dict[str, Any]:
 
 def row_entries(runs: Sequence[Run]) -> tuple[RowEntry, ...]:
     """Returns the rows of all runs, in order, for the page's row list."""
+    read = [(run, read_texts(run.manifest)) for run in runs]
     return tuple(
         row_entry(view(run, row, texts), f"row-{run.anchor}-{k}")
-        for run, texts in ((run, read_texts(run.manifest)) for run in runs)
+        for run, texts in read
         for k, row in enumerate(run.rows)
     )
 
 
 def row_entry(one: View, anchor: str) -> RowEntry:
     """Returns the row's line in the list, and its blocks."""
-    pair, order, flags = one.pair, {}, set()
-    facts = [_uncompared(one.row) if pair is None else "suffixes equal"]
+    pair = one.pair
+    order: dict[str, float] = {}
+    facts = {_uncompared(one.row) if pair is None else "suffixes equal": ""}  # text: flag
     if pair is not None and pair.first is not None:
-        flags.add("diverged")
-        facts = [f"parts at token {pair.first}"]
-        order["first"] = float(pair.first)
+        order["first"], facts = float(pair.first), {f"parts at token {pair.first}": "diverged"}
         if pair.margin is not None:
-            facts.append(
-                f"margin {number(pair.margin)}" + (f" ({scalar(pair.ulp)} ULP)" if pair.ulp is not None else "")
-            )
-            order["margin"] = pair.margin
+            order["margin"], ulp = pair.margin, "" if pair.ulp is None else f" ({scalar(pair.ulp)} ULP)"
+            facts[f"margin {number(pair.margin)}{ulp}"] = ""
     drift = pair.entry.get("cache", {}).get("relative_l2") if pair is not None else None
     if drift is not None:
-        facts.append(f"drift {number(drift)}")
-        order["drift"] = -drift  # the largest first
+        facts[f"drift {number(drift)}"], order["drift"] = "", -drift  # the largest first
     if pair is not None and pair.answer_changed:
-        flags.add("answer")
-        facts.append("answer changed")
+        facts["answer changed"] = "answer"
     if not one.row["passed"]:
-        flags.add("gate")
-        facts.append("gate failed")
-    blocks = tuple(row_blocks(one, anchor))
-    return RowEntry(one.run.name, row_key(one.row), anchor, tuple(facts), frozenset(flags), order, blocks)
+        facts["gate failed"] = "gate"
+    flags, blocks = frozenset(filter(None, facts.values())), tuple(row_blocks(one, anchor))
+    return RowEntry(one.run.name, row_key(one.row), anchor, tuple(facts), flags, order, blocks)
 
 
 def row_blocks(one: View, anchor: str) -> list[Block]:
     """Returns everything about one row."""
-    row, pair, arms, contract = one.row, one.pair, one.row.get("arms", {}), one.texts.contract
+    row, pair, arms, texts = one.row, one.pair, one.row.get("arms", {}), one.texts
     blocks: list[Block] = [Alert(f"gates {text}")] if (text := failure(row)) else []
     blocks.append(Paragraph(_statement(one)))
-    blocks += [Alert(text, "Note") for text in one.texts.missing if arms]
-    if (task := one.texts.tasks.get(row["row"])) is not None:
+    blocks += [Alert(text, "Note") for text in texts.missing if arms]
+    if (task := texts.tasks.get(row["row"])) is not None:
         choices = [(f"choice {letter}", choice) for letter, choice in zip(LETTERS, task.choices)]
         parts = [("question", task.question), *choices, ("expected answer", task.answer)]
         blocks.append(table("The task", ["part", "text"], parts))
     if tokens := row.get("prefix", {}).get("tokens"):
-        blocks.append(_prefix(one.texts, tokens))
+        blocks.append(prefix_passages(texts, tokens))
     if arms:
-        blocks += [_suffixes(one.texts, arms), _arms_table(one)]
+        suffixes = {words(name): suffix_of(arm) for name, arm in arms.items()}
+        blocks += [suffix_passages(texts.codec, suffixes), _arms_table(one)]
     if set(EXCHANGED) <= set(arms):
         lines = [[f"{recipient} state", donor, follows(arms, arm)] for arm, (recipient, donor) in TRANSPLANTS.items()]
         blocks.append(table("Whose suffix each cache gives", ["recipient", "cache of", "suffix of"], lines))
@@ -121,14 +111,11 @@ def row_blocks(one: View, anchor: str) -> list[Block]:
         found = [(words(way), {words(n): site["follows"] for n, site in one.items()}) for way, one in sites.items()]
         blocks.append(column_table("Whom each partial transplant follows", "site", found))
     if pair is not None and (layers := pair.entry.get("cache", {}).get("layers")):
-        drifts = [
-            (label, {str(k): number(layer[tensor]["relative_l2"]) for k, layer in enumerate(layers)})
-            for label, tensor in (("K", "key"), ("V", "value"))
-        ]
+        drifts = ([number(layer[tensor]["relative_l2"]) for tensor in ("key", "value")] for layer in layers)
         caption = "Drift of the boundary cache by layer, relative L2; 0 means equal in every bit"
-        blocks.append(column_table(caption, "layer", drifts))
-    if pair is not None and tokens and contract is not None:
-        lengths = [(role, len(members)) for role, members in by_block(contract, [*tokens, *pair.suffixes[0]])]
+        blocks.append(table(caption, ["layer", "K", "V"], [[str(k), *drift] for k, drift in enumerate(drifts)]))
+    if pair is not None and tokens and texts.contract is not None:
+        lengths = [(role, len(members)) for role, members in by_block(texts.contract, [*tokens, *pair.suffixes[0]])]
         blocks.append(mask_figure(f"{anchor}-mask", lengths, one.run.manifest["visibility"], len(tokens)))
     gates = [[words(gate), "passed" if passed else "FAILED"] for gate, passed in row["gates"].items()]
     return [*blocks, table("Gates of this row", ["gate", "verdict"], gates, folded=True)]
@@ -141,7 +128,7 @@ def _uncompared(row: dict[str, Any]) -> str:
 
 def _statement(one: View) -> str:
     """What happened on this row, in a sentence or three."""
-    pair = one.pair
+    pair, arms = one.pair, one.row.get("arms", {})
     if pair is None:
         return f"No suffixes on this row: {_uncompared(one.row)}."
     (left, right), first = map(words, pair.arms), pair.first
@@ -153,11 +140,8 @@ def _statement(one: View) -> str:
         drift = f"up to {number(pair.drift)}, {number(pair.entry['logits']['mean_abs'])} on average"
         text += f" The smaller margin of the two choices is {margin_text(pair.margin, pair.ulp)}; "
         text += f"the boundary logits of the two differ by {drift}."
-    followed = "; ".join(
-        f"the {donor} cache in the {recipient} state follows {follows(one.row['arms'], arm)}"
-        for arm, (recipient, donor) in EXCHANGED.items()
-        if arm in one.row["arms"]
-    )
+    moved = [(cell, follows(arms, arm)) for arm, cell in EXCHANGED.items() if arm in arms]
+    followed = "; ".join(f"the {donor} cache in the {recipient} state follows {to}" for (recipient, donor), to in moved)
     return text + (f" Transplants: {followed}." if followed else "")
 
 
@@ -168,36 +152,6 @@ def margin_text(margin: float | None, ulp: float | None) -> str:
     return f"{number(margin)} (a tie)" if not margin else number(margin) + ("" if ulp is None else f" ({ulp:g} ULP)")
 
 
-def _prefix(texts: Texts, tokens: Sequence[int]) -> Passages:
-    """The blocks up to the boundary as text in their colours; ids where there is no tokenizer."""
-    if texts.contract is None:
-        return Passages("The prefix", (Passage(f"{len(tokens)} token ids", spans(None, tokens)),))
-    passages = (
-        Passage(f"{words(ROLE_NAMES[role])}, {len(found)} tokens", spans(texts.codec, found), ROLE_COLOURS[role])
-        for role, found in by_block(texts.contract, tokens)
-    )
-    return Passages("The prefix, block by block, through the boundary", tuple(passages))
-
-
-def _suffixes(texts: Texts, arms: dict[str, Any]) -> Passages:
-    """The equal part once, then one column per different continuation with its first differing token marked."""
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for name, arm in arms.items():
-        groups.setdefault(tuple(suffix_of(arm)), []).append(words(name))
-    one, *others = groups
-    if not others:
-        return Passages("The suffix", (Passage(f"all arms, {len(one)} tokens", spans(texts.codec, one), "third"),))
-    first = min(index for index in (first_divergence(one, other) for other in others) if index is not None)
-    columns = []
-    for index, (suffix, names) in enumerate(groups.items()):
-        shown = spans(texts.codec, suffix[first : first + 1])
-        marked = Span(shown[0].text if shown else "(ended)", "mark")
-        rest = spans(texts.codec, suffix[first + 1 :])
-        columns.append(Passage(", ".join(names), (marked, *rest), SERIES[index % 4]))
-    common = Passage(f"equal in all arms, {first} tokens", spans(texts.codec, one[:first]))
-    return Passages("The suffixes after the boundary", (common, *columns), columns=True)
-
-
 def _arms_table(one: View) -> Table:
     """Each arm's choice at the first divergence with its margin, and its answer with its score."""
     arms, pair, first = one.row["arms"], one.pair, one.pair.first if one.pair else None
@@ -205,10 +159,9 @@ def _arms_table(one: View) -> Table:
     columns["tokens"] = [str(len(suffix_of(arm))) for arm in arms.values()]
     if pair is not None and first is not None:
         ulps = dict(zip(pair.arms, pair.ulps))
+        chosen = [at(suffix_of(arm), first) for arm in arms.values()]
         margins = [at(arm.get("margins", []), first) for arm in arms.values()]
-        columns["token at the divergence"] = [
-            token_text(one.texts.codec, at(suffix_of(arm), first)) for arm in arms.values()
-        ]
+        columns["token at the divergence"] = [token_text(one.texts.codec, token) for token in chosen]
         columns["margin there"] = ["forced or not recorded" if m is None else number(m) for m in margins]
         columns["in ULP"] = ["" if ulps.get(arm) is None else scalar(ulps[arm]) for arm in arms]
     if any("answer_text" in arm for arm in arms.values()):
@@ -226,44 +179,39 @@ def mask_figure(
 
     blocks: (role, tokens) in order, delimiters included; boundary: tokens of the prefix, marked by a line.
     """
-    starts = [sum(length for _, length in blocks[:k]) for k in range(len(blocks))]
-    total = sum(length for _, length in blocks)
+    *starts, total = itertools.accumulate((length for _, length in blocks), initial=0)
     names = [words(ROLE_NAMES[role]) for role, _ in blocks]
     edge = 14 + 6.7 * max(map(len, names))
 
-    def x(position: float) -> float:
-        return edge + position / total * (428 - edge)
-
-    def y(position: float) -> float:
-        return 24 + position / total * 256
+    def place(key: float, query: float) -> tuple[float, float]:
+        return edge + key / total * (428 - edge), 24 + query / total * 256
 
     def draw() -> str:
         drawing = Drawing(440, 334)
         for label, (query, height), top in zip(names, blocks, starts):
             for (key, width), left in zip(blocks, starts):
                 if left <= top and visibility[query][key]:
-                    corners = [(left, top), (left, top + height), (left + width, top + height)]
-                    corners += [(left + width, top)] if left < top else []  # causal within one block
-                    points = [(x(a), y(b)) for a, b in corners]
-                    drawing.polygon(points, ROLE_COLOURS[key], 0.75 if left == top else 0.4)
-            drawing.rect(x(top), 10, x(top + height) - x(top), 9, ROLE_COLOURS[query])
-            drawing.line([(edge, y(top)), (428, y(top))], "line", 0.7)
-            drawing.text(edge - 7, y(top + height / 2) + 4, label, anchor="end")
-        drawing.line([(x(boundary), 10), (x(boundary), 280)], "ink", 1.2, "4 3")
-        drawing.text(x(boundary) - 4, 36, "boundary", anchor="end")
+                    down, across = top + height, left + width
+                    corners = [place(left, top), place(left, down), place(across, down), place(across, top)]
+                    shape, opacity = (corners[:3], 0.75) if left == top else (corners, 0.4)  # causal within one block
+                    drawing.polygon(shape, ROLE_COLOURS[key], opacity)
+            drawing.rect(place(top, 0)[0], 10, place(height, 0)[0] - edge, 9, ROLE_COLOURS[query])
+            drawing.line([place(0, top), place(total, top)], "line", 0.7)
+            drawing.text(edge - 7, place(0, top + height / 2)[1] + 4, label, anchor="end")
+        x = place(boundary, 0)[0]
+        drawing.line([(x, 10), place(boundary, total)], "ink", 1.2, "4 3")
+        drawing.text(x - 4, 36, "boundary", anchor="end")
         for position, anchor in ((0, "start"), (total // 2, "middle"), (total, "end")):
-            drawing.text(x(position), 297, str(position), anchor=anchor)
-        drawing.text(x(total / 2), 322, "key position, tokens", 12, anchor="middle")
+            drawing.text(place(position, 0)[0], 297, str(position), anchor=anchor)
+        drawing.text(place(total / 2, 0)[0], 322, "key position, tokens", 12, anchor="middle")
         return drawing.svg()
 
     lines = [[label, str(start), str(length)] for label, (_, length), start in zip(names, blocks, starts)]
-    return Figure(
-        name,
+    caption = (
         f"{total} tokens to scale: the strip on top is the token sequence; below it every query (down) and the keys it "
-        "may attend to (across). The boundary lies one token into merge.",
-        table("The blocks of this row", ["block", "first position", "tokens"], lines),
-        draw,
+        "may attend to (across). The boundary lies one token into merge."
     )
+    return Figure(name, caption, table("The blocks of this row", ["block", "first position", "tokens"], lines), draw)
 
 
 def divergence_drawing(one: View) -> str:
@@ -282,10 +230,10 @@ def divergence_drawing(one: View) -> str:
     drawing.text(20, 32, f"One prefix of {length} tokens, one greedy decoder, two caches", 17, weight="600")
     difference = f"{left} and {right} differ only in how the K/V cache was built."
     drawing.text(20, 54, f"Row {row_key(one.row)}, {pair.dtype}: {difference}", 13, "muted")
-    shared = _one_line(one, pair.suffixes[0][: pair.first])
+    shared = plain_text(one.texts.codec, pair.suffixes[0][: pair.first])
     drawing.box(20, 112, 250, 120, "line")
     drawing.text(32, 132, f"equal for {pair.first} tokens", 12, "muted")
-    shown = shared if len(shared) <= SHARED - 12 else "… " + shared[-(SHARED - 14) :]
+    shown = shared if len(shared) <= 108 else f"… {shared[-106:]}"
     for line, text in enumerate(textwrap.wrap(shown, 31)[-4:]):
         drawing.text(32, 156 + 19 * line, text, 13)
     for index in (0, 1):
@@ -302,27 +250,23 @@ def divergence_drawing(one: View) -> str:
     return drawing.svg()
 
 
-def _one_line(one: View, tokens: Sequence[int]) -> str:
-    return " ".join("".join(span.text for span in spans(one.texts.codec, tokens)).split("\n"))
-
-
 def _lane(drawing: Drawing, one: View, pair: ArmPair, index: int) -> None:
     """One arm: its token in a filled box, what follows, its margin, and the transplants that follow it."""
     arms, arm, tokens, first = one.row["arms"], pair.arms[index], pair.suffixes[index], pair.first or 0
     colour, top = SERIES[index], 76 + 118 * index
-    token = _one_line(one, tokens[first : first + 1]).strip() or "(ended)"
-    rest, width = _one_line(one, tokens[first + 1 :]), 8.4 * len(token) + 20
+    token = plain_text(one.texts.codec, tokens[first : first + 1]).strip() or "(ended)"
+    rest, width = plain_text(one.texts.codec, tokens[first + 1 :]), 8.4 * len(token) + 20
     drawing.arrow(270, 172, 318, top + 46, colour)
     drawing.text(326, top + 22, f"{words(arm)} cache", 13, colour, weight="600")
     drawing.rect(326, top + 30, width, 30, colour)
     drawing.text(326 + width / 2, top + 50, token, 15, "page", "middle", "600")
-    drawing.text(326 + width + 10, top + 50, rest if len(rest) <= REST else rest[: REST - 2] + " …", 13)
+    drawing.text(326 + width + 10, top + 50, rest if len(rest) <= 62 else f"{rest[:60]} …", 13)
     moved = "".join(
         f"; moved into the {recipient} state it gives the same suffix"
         for name, (recipient, donor) in EXCHANGED.items()
         if donor == arm and name in arms and suffix_of(arms[name]) == tokens
     )
     margin = f"margin {margin_text(pair.margins[index], pair.ulps[index])}{moved}"
-    answer = f"answer: {' '.join(str(arms[arm].get('answer_text', '')).split())[:REST]}"
-    for line, text in enumerate((margin, answer)):
-        drawing.text(326, top + 80 + 18 * line, text, 12, "muted")
+    drawing.text(326, top + 80, margin, 12, "muted")
+    answer = " ".join(str(arms[arm].get("answer_text", "")).split())
+    drawing.text(326, top + 98, f"answer: {answer[:62]}", 12, "muted")

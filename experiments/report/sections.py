@@ -8,15 +8,8 @@ from typing import Any, NamedTuple
 
 from experiments.report.blocks import Alert, Block, Cell, Figure, Paragraph, Section, Table, Verdict, table
 from experiments.report.charts import Drawing
-from experiments.report.figures import (
-    accuracy_figure,
-    divergence_figure,
-    drift_figure,
-    rates_figure,
-    transplant_figure,
-    why_blocks,
-)
-from experiments.report.runs import TRANSPLANTS, Run, pairs
+from experiments.report.figures import pair_blocks
+from experiments.report.runs import Run, pairs
 from experiments.report.summaries import endpoint_blocks, gate_table, head
 from experiments.report.values import leaves, rate, scalar, words
 from experiments.run.directory import INFORMATION, ROWS
@@ -26,41 +19,25 @@ from minimodel.files import read_json_object
 from minimodel.numerics import KERNELS
 from minimodel.roles import ROLE_NAMES
 
-# experiment: (title, question); the order is that of the study
-EXPERIMENTS: dict[str, tuple[str, str]] = {
-    "matrix": (
-        "Retained live cache against prefill",
-        "Each boundary is generated once. The retained live cache and a one-call prefill of the same tokens are then "
-        "continued by one greedy suffix decoder; a replica of each is the floor of the comparison and its gate.",
-    ),
-    "fixed_prefix": (
-        "Fixed prefixes across precision",
-        "The same integer prefixes, built token by token and in one call, in each precision: what precision changes "
-        "when nothing else does.",
-    ),
-    "bridge": (
-        "Bridge: live against incremental",
-        "Ordinary decoding reaches a new boundary; its exact prefix is then consumed token by token. Equal bits mean "
-        "that the incremental construction stands for the live one.",
-    ),
-    "audit": ("Audit of two ledgers", "Two saved ledgers joined by row: every leaf that both record must agree."),
-    "transplant": (
-        "Whole-cache transplants",
-        "Every K/V tensor of one construction is replaced by the other's, both ways, on rows frozen beforehand: does "
-        "the suffix follow the cache?",
-    ),
-    "replication": (
-        "Replication on another checkpoint",
-        "The transplants again, on a later checkpoint and on rows chosen by prefix length alone; the label is the one "
-        "that was frozen with the design.",
-    ),
-    "batch_control": ("Batch control", "One copy of an input against two identical copies in one batch."),
-    "stock_control": (
-        "Stock control",
-        "One copy of a chat prompt against two identical copies in one batch, on a checkpoint without role table.",
-    ),
-    "causes": ("Causes", "Kernels, precisions and constructions crossed on the same fixed prefixes."),
-    "carrier": ("Carriers", "Partial transplants: which part of the cache carries the trajectory."),
+# experiment: its title and question; the order is that of the study
+EXPERIMENTS = {
+    "matrix": "Retained live cache against prefill. Each boundary is generated once. The retained live cache and a "
+    "one-call prefill of the same tokens are then continued by one greedy suffix decoder; a replica of each is the "
+    "floor of the comparison and its gate.",
+    "fixed_prefix": "Fixed prefixes across precision. The same integer prefixes, built token by token and in one "
+    "call, in each precision: what precision changes when nothing else does.",
+    "bridge": "Bridge: live against incremental. Ordinary decoding reaches a new boundary; its exact prefix is then "
+    "consumed token by token. Equal bits mean that the incremental construction stands for the live one.",
+    "audit": "Audit of two ledgers. Two saved ledgers joined by row: every leaf that both record must agree.",
+    "transplant": "Whole-cache transplants. Every K/V tensor of one construction is replaced by the other's, both "
+    "ways, on rows frozen beforehand: does the suffix follow the cache?",
+    "replication": "Replication on another checkpoint. The transplants again, on a later checkpoint and on rows "
+    "chosen by prefix length alone; the label is the one that was frozen with the design.",
+    "batch_control": "Batch control. One copy of an input against two identical copies in one batch.",
+    "stock_control": "Stock control. One copy of a chat prompt against two identical copies in one batch, on a "
+    "checkpoint without role table.",
+    "causes": "Causes. Kernels, precisions and constructions crossed on the same fixed prefixes.",
+    "carrier": "Carriers. Partial transplants: which part of the cache carries the trajectory.",
 }
 # construction: (what feeds the tokens, what its replica is, colour)
 DESIGN = {
@@ -209,13 +186,12 @@ def side_by_side(runs: Sequence[Run]) -> Section | None:
     if not {DEFAULT, INVARIANT} <= {one.name for one in found}:
         return None
     lines: list[list[Cell]] = [_kernels_line(one, found) for one in found if one.name != INVARIANT]
-    for run in runs:
-        if recovery := _recovery(run):
-            [numeric] = run.manifest["numeric"]
-            what = f"whole cache transplanted, {numeric['attention']}/{numeric['linear']}"
+    for run, recovery in ((run, _recovery(run)) for run in runs):
+        if recovery:
+            [one] = run.manifest["numeric"]
+            what = f"whole cache transplanted, {one['attention']}/{one['linear']}"
             suffix = f"follows its donor both ways {rate(recovery)}"
-            cost = ["not measured", "not measured"]
-            lines.append([what, head(run), numeric["dtype"], "the donor's", suffix, *cost])
+            lines.append([what, head(run), one["dtype"], "the donor's", suffix, "not measured", "not measured"])
     lines += [_kernels_line(one, found) for one in found if one.name == INVARIANT]
     header = ["what", "run", "dtype", "cache bit-exact", "suffix", "chunk sizes exact", "cost per row"]
     intro = Paragraph(
@@ -229,9 +205,7 @@ def side_by_side(runs: Sequence[Run]) -> Section | None:
 def _compared(run: Run) -> Iterator[Kernels]:
     """The run's comparisons; of a causes run, the cells under default and under invariant kernels. None of a transplant
     run, because its rows were chosen by their outcome, or decoded by another checkpoint."""
-    if _recovery(run):
-        return
-    for pair in pairs(run):
+    for pair in pairs(run) if not _recovery(run) else ():
         name = next(f"{n['attention']}/{n['linear']}" for n in run.manifest["numeric"] if n["dtype"] == pair.dtype)
         yield Kernels(run, pair.dtype, name, pair.summary, {t["row"]: t["seconds"] for t in run.timing}, {})
     for cell, summary in run.summary.get("cells", {}).items():
@@ -242,14 +216,13 @@ def _compared(run: Run) -> Iterator[Kernels]:
 
 
 def _kernels_line(one: Kernels, found: Sequence[Kernels]) -> list[Cell]:
+    """One comparison. Its cost is over the first default run of its experiment and precision that has common rows."""
+    kind = (one.run.experiment, one.dtype, DEFAULT)
+    bases = [base.seconds for base in found if (base.run.experiment, base.dtype, base.name) == kind]
+    ratios = [[one.seconds[row] / base[row] for row in one.seconds if row in base] for base in bases]
+    shared = next(filter(None, ratios), [])
+    cost = f"{statistics.median(shared):.2f} ({len(shared)} rows)" if shared else "not measured"
     exact = sum(curve["exact_rows"] == curve["rows"] for curve in one.chunks.values())
-    cost = "1" if one.name == DEFAULT else "not measured"
-    for base in found if one.name != DEFAULT else ():
-        same = (base.run.experiment, base.dtype, base.name) == (one.run.experiment, one.dtype, DEFAULT)
-        ratios = [one.seconds[row] / base.seconds[row] for row in one.seconds if row in base.seconds]
-        if same and ratios:
-            cost = f"{statistics.median(ratios):.2f} ({len(ratios)} rows)"
-            break
     return [
         {DEFAULT: "default, ", INVARIANT: "invariant, "}.get(one.name, "") + one.name,
         head(one.run),
@@ -257,39 +230,23 @@ def _kernels_line(one: Kernels, found: Sequence[Kernels]) -> list[Cell]:
         f"{one.summary['cache']['exact_rows']}/{one.summary['compared_rows']}",
         f"differs {rate(one.summary['suffix_disagreement'])}",
         f"{exact} of {len(one.chunks)}" if one.chunks else "not measured",
-        cost,
+        "1" if one.name == DEFAULT else cost,
     ]
 
 
 def experiment_section(experiment: str, runs: Sequence[Run]) -> Section:
     """Returns the section on one experiment: its tables, and the drawings of its pairs and rows."""
-    title, question = EXPERIMENTS.get(experiment, (words(experiment), ""))
+    title, _, question = EXPERIMENTS.get(experiment, words(experiment)).partition(". ")
     slug = "".join(c if c.isalnum() and c.isascii() else "-" for c in experiment).strip("-").lower() or "other"
     finished = [run for run in runs if run.summary]
     blocks: list[Block] = [Paragraph(question)] if question else []
     blocks += [Alert(fault) for run in runs for fault in run.faults()]
-    blocks += endpoint_blocks(experiment, finished, _drawings(slug, finished))
+    blocks += endpoint_blocks(experiment, finished, pair_blocks(slug, finished))
     blocks += [gate_table(finished)] if any(run.summary.get("gates") for run in finished) else []
     for run in finished:
         caption = f"Every value of {run.name}/summary.json"
         blocks.append(table(caption, ["value", head(run)], list(leaves(run.summary)), folded=True))
     return Section(title, f"experiment-{slug}", tuple(blocks))
-
-
-def _drawings(slug: str, runs: Sequence[Run]) -> list[Block]:
-    compared = [pair for run in runs for pair in pairs(run)]
-    if not compared:
-        return []
-    scored = [pair for pair in compared if "accuracy" in pair.summary]
-    found: list[Block | None] = [rates_figure(f"{slug}-rates", compared)]
-    found += [accuracy_figure(f"{slug}-accuracy", scored)] if scored else []
-    found += [divergence_figure(f"{slug}-divergence", compared), drift_figure(f"{slug}-drift", compared)]
-    for k, pair in enumerate(compared):
-        found += why_blocks(f"{slug}-why-{k}", pair)
-    for run in runs:
-        if any(set(TRANSPLANTS) <= set(row.get("arms", ())) for row in run.rows):
-            found.append(transplant_figure(f"{run.anchor}-grid", run.name, run.rows))
-    return [block for block in found if block is not None]
 
 
 def environment(runs: Sequence[Run]) -> Section:

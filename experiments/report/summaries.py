@@ -4,6 +4,7 @@ Known blocks of a summary get the paper's tables; unknown ones are taken apart b
 is reported whole without a line here.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,6 @@ SHOWN = {
     "causes": {"left_out", "cells", "verdicts", "chunks", "oracle", "margins", "alone"},
     "carrier": {"sites", "smallest"},
 }
-SIDES = ("donor", "recipient", "neither")
 # rows of the carrier map: label and site
 MAP = {
     "K of layer i": "layer_{}_keys",
@@ -274,7 +274,7 @@ def records_table(caption: str, records: Sequence[Any]) -> Table:
 
 def causes_blocks(run: Run) -> list[Block]:
     """Returns cells, verdicts, chunk curve, queries alone, oracle distances and margins of a causes run."""
-    summary, name = run.summary, run.name
+    summary, name, arms = run.summary, run.name, ("incremental", "prefill")
     blocks: list[Block] = [Alert(f"{cell}: {why}.", "Left out") for cell, why in summary.get("left_out", {}).items()]
     header = ["cell", "cache exact", "first difference", "relative L2, median", "suffix", "answer", "correctness"]
     found = [[key, *_cell(cell)] for key, cell in summary["cells"].items()]
@@ -289,17 +289,12 @@ def causes_blocks(run: Run) -> list[Block]:
     ]
     caption = f"Queries with other bits alone than in one call, random inputs, {name}"
     blocks.append(column_table(caption, "attention", alone))
-    header = ["cell", "incremental, cache L2", "prefill, cache L2", "incremental nearer", "prefill nearer", "equal"]
-    arms = ("incremental", "prefill")
-    found = [
-        [
-            key,
-            *(number(one["median"][arm]["cache_relative_l2"]) for arm in arms),
-            *(str(one["nearer"][side]) for side in (*arms, "equal")),
-        ]
-        for key, one in summary["oracle"].items()
-        if one["rows"]
-    ]
+    header = ["cell", *(f"{arm}, cache L2" for arm in arms), *(f"{arm} nearer" for arm in arms), "equal"]
+    found = []
+    for key, one in summary["oracle"].items():
+        if one["rows"]:
+            distances = [number(one["median"][arm]["cache_relative_l2"]) for arm in arms]
+            found.append([key, *distances, *(str(one["nearer"][side]) for side in (*arms, "equal"))])
     blocks.append(table(f"Distance of the boundary to FP64, medians and rows, {name}", header, found))
     header = [
         "cell",
@@ -308,15 +303,10 @@ def causes_blocks(run: Run) -> list[Block]:
         "rank correlation",
         "ties, all steps",
     ]
-    found = [
-        [
-            key,
-            str(one["diverging_rows"]),
-            *(number(value) for value in (*(one["within_ulps"][str(k)] for k in ULPS), one["spearman"])),
-            number(one["tied_steps"]),
-        ]
-        for key, one in summary["margins"].items()
-    ]
+    found = []
+    for key, one in summary["margins"].items():
+        shares = [*(one["within_ulps"][str(k)] for k in ULPS), one["spearman"], one["tied_steps"]]
+        found.append([key, str(one["diverging_rows"]), *map(number, shares)])
     return [*blocks, table(f"Margins at the first divergence, shares, {name}", header, found)]
 
 
@@ -324,13 +314,10 @@ def _cell(cell: dict[str, Any]) -> list[str]:
     """One cell of the crossing."""
     if not cell["compared_rows"]:
         return ["no rows", *[""] * 5]
+    exact, first = f"{cell['cache']['exact_rows']}/{cell['compared_rows']}", cell["first_difference"]["most_common"]
     endpoints = (f"{key}_disagreement" for key in ("suffix", "answer", "correctness"))
-    return [
-        f"{cell['cache']['exact_rows']}/{cell['compared_rows']}",
-        scalar(cell["first_difference"]["most_common"]),
-        number(cell["cache"]["relative_l2_median"]),
-        *(rate(cell[key]) if key in cell else "not scored" for key in endpoints),
-    ]
+    rates = (rate(cell[key]) if key in cell else "not scored" for key in endpoints)
+    return [exact, scalar(first), number(cell["cache"]["relative_l2_median"]), *rates]
 
 
 def _verdicts(run: Run) -> Table:
@@ -350,73 +337,47 @@ def _verdicts(run: Run) -> Table:
 
 def chunks_figure(name: str, chunks: dict[str, dict[str, Any]]) -> Figure:
     """Returns the drift of prefill in calls of c tokens against incremental, one line per cell."""
-    sizes = list(dict.fromkeys(size for curve in chunks.values() for size in curve))
-    columns = [
-        (cell, {
-            words(size): f"{number(one['relative_l2_median'])} ({one['exact_rows']}/{one['rows']} exact)"
-            for size, one in curve.items()
-        })
-        for cell, curve in chunks.items()
-    ]  # fmt: skip
-    series = [
-        (cell, [(k, curve[size]["relative_l2_median"]) for k, size in enumerate(sizes) if size in curve])
-        for cell, curve in chunks.items()
-    ]
-    return lines(
-        name,
+    columns = []
+    for cell, curve in chunks.items():
+        shown = {size: f"({one['exact_rows']}/{one['rows']} exact)" for size, one in curve.items()}
+        drift = {size: number(one["relative_l2_median"]) for size, one in curve.items()}
+        columns.append((cell, {words(size): f"{drift[size]} {shown[size]}" for size in curve}))
+    caption = (
         "Prefill in chunks against incremental: relative L2 of the boundary cache, median; one token per call is the "
-        "incremental construction, and an invariant kernel stays exact.",
-        column_table("Relative L2 by chunk size", "tokens per call", columns),
-        series,
-        ("tokens in one call of prefill", "relative L2, median"),
-        "exact",
-        list(map(words, sizes)),
+        "incremental construction, and an invariant kernel stays exact."
     )
+    data = column_table("Relative L2 by chunk size", "tokens per call", columns)
+    return lines(name, caption, data, ("tokens in one call of prefill", "relative L2, median"), "exact")
 
 
 def carrier_blocks(run: Run) -> list[Block]:
     """Returns the maps of both directions, every site with its intervals, and the smallest ranges."""
-    sites, smallest = run.summary["sites"], run.summary["smallest"]
+    sites = run.summary["sites"]
     directions = list(next(iter(sites.values()), {}))
-    columns = [(way, side) for way in directions for side in SIDES]
+    columns = [(way, side) for way in directions for side in ("donor", "recipient", "neither")]
+    header = ["site", *(f"{words(way)}: {side}" for way, side in columns)]
     rows = [[words(site), *(rate(found[way][side]) for way, side in columns)] for site, found in sites.items()]
     ends = [
         [f"{end} k layers", words(way), ", ".join(map(scalar, found))]
-        for end, by_direction in smallest.items()
+        for end, by_direction in run.summary["smallest"].items()
         for way, found in by_direction.items()
     ]
     return [
         *(carrier_figure(f"{run.anchor}-{k}", way, sites) for k, way in enumerate(directions)),
-        table(
-            f"Whose suffix follows a partial transplant, {run.name}",
-            ["site", *(f"{words(way)}: {side}" for way, side in columns)],
-            rows,
-        ),
+        table(f"Whose suffix follows a partial transplant, {run.name}", header, rows),
         table("Fewest layers that give the donor's suffix", ["range", "direction", "k, one per row"], ends),
     ]
 
 
 def carrier_figure(name: str, direction: str, sites: dict[str, Any]) -> Figure:
     """Returns the share of rows that follow the donor, by layer and by what of it was transplanted."""
-    depth = sum(site.startswith("layer_") and site.count("_") == 1 for site in sites)
-    found = {
-        label: [sites.get(site.format(i), {}).get(direction, {}).get("donor") for i in range(depth)]
-        for label, site in MAP.items()
-    }
-    grid = [
-        (label, [
-            ([str(one["count"])] if depth <= 14 else [], 0.06 + 0.6 * one["rate"], "first")
-            if one and one["rate"] is not None else None for one in line
-        ])
-        for label, line in found.items()
-    ]  # fmt: skip
-    layers = list(map(str, range(depth)))
-    rows = [[label, *(rate(one) if one else "" for one in line)] for label, line in found.items()]
-    return cells(
-        name,
-        f"{words(direction)}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more.",
-        table(f"Rows that follow the donor, {words(direction)}", ["part", *layers], rows),
-        grid,
-        layers,
-        ("i", ""),
+    layers = [str(i) for i in range(sum(bool(re.fullmatch(r"layer_\d+", site)) for site in sites))]
+    rows = []
+    for label, site in MAP.items():
+        found = [sites.get(site.format(i), {}).get(direction, {}).get("donor") for i in layers]
+        rows.append([label, *(rate(one) if one else "" for one in found)])
+    caption = (
+        f"{words(direction)}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more."
     )
+    data = table(f"Rows that follow the donor, {words(direction)}", ["part", *layers], rows)
+    return cells(name, caption, data, ("i", ""))

@@ -1,7 +1,8 @@
-"""The text that a run's token ids stand for: its tokenizer and tasks, where their digests are the manifest's."""
+"""The text of a run's token ids, by the tokenizer whose digest is the manifest's, split into blocks and marked where
+suffixes diverge; and the run's tasks."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 from decode.contract import Contract
 from decode.state import State
 from decode.text import TextCodec
-from experiments.report.blocks import Span
+from experiments.report.blocks import Passage, Passages, Span
+from experiments.report.charts import ROLE_COLOURS, SERIES
+from experiments.report.values import words
 from experiments.run.directory import INFORMATION
 from experiments.run.ledger import sha256_file
 from experiments.run.tasks import Task, load_tasks
 from minimodel.errors import InputError
+from minimodel.roles import ROLE_NAMES
+from stats.endpoints import first_divergence
 
 MEANING = ("config.json", "contract.json", "tokenizer.json")  # the checkpoint's files that give tokens their meaning
 
@@ -79,6 +84,39 @@ def spans(codec: TextCodec | None, tokens: Sequence[int]) -> tuple[Span, ...]:
             data = b"".join(_bytes(codec, token) for token in members)
             found.append(Span(data.decode("utf-8", errors="backslashreplace")))
     return tuple(found)
+
+
+def plain_text(codec: TextCodec | None, tokens: Sequence[int]) -> str:
+    """Returns tokens as one line of text."""
+    return " ".join("".join(span.text for span in spans(codec, tokens)).split("\n"))
+
+
+def prefix_passages(texts: Texts, tokens: Sequence[int]) -> Passages:
+    """Returns the blocks up to the boundary as text in their colours; ids where there is no tokenizer."""
+    if texts.contract is None:
+        return Passages("The prefix", (Passage(f"{len(tokens)} token ids", spans(None, tokens)),))
+    passages = (
+        Passage(f"{words(ROLE_NAMES[role])}, {len(found)} tokens", spans(texts.codec, found), ROLE_COLOURS[role])
+        for role, found in by_block(texts.contract, tokens)
+    )
+    return Passages("The prefix, block by block, through the boundary", tuple(passages))
+
+
+def suffix_passages(codec: TextCodec | None, suffixes: Mapping[str, Sequence[int]]) -> Passages:
+    """Returns the equal part of suffixes, then one column per different continuation with its first token marked."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, suffix in suffixes.items():
+        groups.setdefault(tuple(suffix), []).append(name)
+    one, *others = groups
+    if not others:
+        return Passages("The suffix", (Passage(f"all arms, {len(one)} tokens", spans(codec, one), "third"),))
+    first = min(index for index in (first_divergence(one, other) for other in others) if index is not None)
+    columns = [Passage(f"equal in all arms, {first} tokens", spans(codec, one[:first]))]
+    for index, (tokens, names) in enumerate(groups.items()):
+        [marked] = spans(codec, tokens[first : first + 1]) or [Span("(ended)")]
+        shown = (Span(marked.text, "mark"), *spans(codec, tokens[first + 1 :]))
+        columns.append(Passage(", ".join(names), shown, SERIES[index % 4]))
+    return Passages("The suffixes after the boundary", tuple(columns), columns=True)
 
 
 def token_text(codec: TextCodec | None, token: int | None) -> str:

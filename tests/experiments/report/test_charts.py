@@ -13,15 +13,21 @@ from tests.experiments.runs import call
 SVG = "{http://www.w3.org/2000/svg}"
 DATA = table("numbers", ["a"], [["1"], ["2"]])
 NAME = "$x_1$ <b>&\u202e"
+
+
+def series(*rows):
+    return table("numbers", ["", NAME, "b"], rows)
+
+
 CHARTS = {
-    "dots": lambda: dots("d", "c", DATA, [(NAME, [(1.0, (0.5, 2.0)), None]), ("b", [None, (-1.0, None)])],
-                         "x", linear(-3, 3)),
-    "histogram": lambda: histogram("h", "c", DATA, [(NAME, [1, 0]), ("b", [2, 7])], [0, 5, 10], "x"),
-    "lines": lambda: lines("l", "c", DATA, [(NAME, [(0, 0.0), (1, 1e-4), (2, 0.02)]), ("b", [(1, None), (2, 0.5)])],
-                           ("x", "y"), "exact"),
-    "words": lambda: lines("w", "c", DATA, [(NAME, [(0, 3.0), (1, 4.0)])], ("x", "y"), words=["one", "whole"]),
-    "cells": lambda: cells("g", "c", DATA, [("r", [(["1", "2"], 0.5, "first"), None])], ["p", "q"], ("x", "y")),
-}  # fmt: skip
+    "dots": dots(
+        "d", "c", series(["r", "1/9 = 1.0 % [0.5, 2.0]", "1/0"], ["s", "", "-1.0 points, none"]), "x", linear(-3, 3)
+    ),
+    "histogram": histogram("h", "c", series(["0 to 4", "1", "2"], ["5 to 9", "0", "7"]), "x"),
+    "lines": lines("l", "c", series(["0", "0", ""], ["1", "1e-04", "0.5"], ["2", "0.02", "3"]), ("x", "y"), "exact"),
+    "words": lines("w", "c", series(["one", "3 (1/2 exact)", "1"], ["whole", "4", "none"]), ("x", "y")),
+    "cells": cells("g", "c", series(["r", "1/2 = 50.0 % [1, 99]", ""], ["s", "3", "0"]), ("x", "y")),
+}
 
 
 def texts(svg):
@@ -30,9 +36,15 @@ def texts(svg):
 
 @pytest.mark.parametrize("kind", CHARTS)
 def test_a_chart_is_svg_in_the_pages_colours_and_its_text_is_data(kind):
-    svg = CHARTS[kind]().svg
-    assert svg == CHARTS[kind]().svg and not re.search("#[0-9a-f]{3}|nan|inf", svg)
-    assert kind == "cells" or "$x_1$ <b>&\\u202e" in texts(svg)
+    figure = CHARTS[kind]
+    assert figure.svg == figure.draw() and not re.search("#[0-9a-f]{3}|nan|inf", figure.svg)
+    assert "$x_1$ <b>&\\u202e" in texts(figure.svg)
+
+
+def test_a_chart_has_one_mark_per_number_of_its_table():
+    polygons = {kind: CHARTS[kind].svg.count("<polygon") for kind in CHARTS}
+    assert polygons == {"dots": 4, "histogram": 2, "lines": 7, "words": 5, "cells": 0}  # two of each are the legend's
+    assert CHARTS["cells"].svg.count("<rect") == 3 and CHARTS["histogram"].svg.count("<rect") == 4
 
 
 def test_values_have_their_place_and_zero_has_one_of_its_own():
@@ -47,7 +59,7 @@ def test_values_have_their_place_and_zero_has_one_of_its_own():
     assert places == sorted(places) and places[0] == 0.0 < places[1] and places[-1] == 1.0
     assert [label for _, label in logarithmic([1.0], "exact").ticks] == ["1", "10"]
     assert [label for _, label in linear(-2, 102).ticks] == ["0", "20", "40", "60", "80", "100"]
-    assert linear(0, 10).place(5) == 0.5 and "exact" in texts(CHARTS["lines"]().svg)
+    assert linear(0, 10).place(5) == 0.5 and "exact" in texts(CHARTS["lines"].svg)
 
 
 def test_drawings_use_the_readers_colours(written):
