@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binomtest
 
 from stats.errors import StatsInputError
 
@@ -99,6 +98,8 @@ def mcnemar_exact(left_only: int, right_only: int) -> float:
         raise StatsInputError(f"McNemar test: expected counts of at least 0, found {left_only} and {right_only}")
     if left_only + right_only == 0:
         return 1.0
+    from scipy.stats import binomtest  # here, as it takes half as long to import as torch, and few commands come here
+
     return float(binomtest(left_only, left_only + right_only, 0.5).pvalue)
 
 

@@ -5,8 +5,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from scipy.stats import spearmanr
-
 from experiments.run.inputs import panel_counts
 from experiments.run.records import Panel, Row, Summary
 from experiments.run.summary import pair_summary, run_summary
@@ -158,11 +156,15 @@ def margins(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
         if small is not None:
             firsts.append(first)
             smalls.append(small)
-    varied = len(set(firsts)) > 1 and len(set(smalls)) > 1 and len(firsts) > 2
+    spearman = None
+    if len(set(firsts)) > 1 and len(set(smalls)) > 1 and len(firsts) > 2:
+        from scipy.stats import spearmanr  # here, as `stats.intervals` says
+
+        spearman = float(spearmanr(firsts, smalls).statistic)
     return {
         "diverging_rows": len(ulps),
         "within_ulps": {str(k): sum(u <= k for u in ulps) / len(ulps) if ulps else None for k in ULPS},
-        "spearman": float(spearmanr(firsts, smalls).statistic) if varied else None,
+        "spearman": spearman,
         "spearman_rows": len(firsts),
         "tied_steps": sum(margin == 0 for margin in free) / len(free) if free else None,
     }

@@ -21,8 +21,8 @@ def inputs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def finished(inputs, tmp_path_factory) -> Path:
     cwd = tmp_path_factory.mktemp("run")
-    done = command("experiments.matrix", *arguments(inputs), cwd=cwd)
-    assert done.returncode == 0, done.stderr
+    done = call("matrix", *arguments(inputs), cwd=cwd)
+    assert done.exit_code == 0, done.stderr
     assert "matrix bf16: 5 rows, gates all passed; live:prefill disagree on suffix" in done.stdout
     assert done.stdout.strip().endswith("run: runs/matrix-bf16")
     return cwd / "runs" / "matrix-bf16"
@@ -76,6 +76,7 @@ def test_the_manifest_names_everything_that_decides_a_bit(finished):
 
 
 def test_the_same_command_twice_writes_the_same_bytes(inputs, finished, tmp_path):
+    """Here in a new process, with another hash seed and time zone."""
     done = command("experiments.matrix", *arguments(inputs), cwd=tmp_path, PYTHONHASHSEED="7", TZ="Asia/Tokyo")
     assert done.returncode == 0
     assert (tmp_path / "runs/matrix-bf16/rows.jsonl").read_bytes() == (finished / "rows.jsonl").read_bytes()
@@ -95,7 +96,7 @@ def wait_for_rows(path: Path, count: int) -> None:
 
 
 def test_an_interrupted_run_prints_the_command_that_resumes_and_ends_in_the_same_bytes(inputs, finished, tmp_path):
-    """In processes of their own; every other signal and moment is tried on forked ones (tests/faults/test_kills.py)."""
+    """In a new process; every other signal and moment is tried on forked ones (tests/faults/test_kills.py)."""
     process = start("experiments.matrix", *arguments(inputs, "--out", "run", "--fresh"), cwd=tmp_path)
     wait_for_rows(tmp_path / "run/rows.jsonl", 2)
     process.send_signal(signal.SIGINT)
@@ -105,8 +106,8 @@ def test_an_interrupted_run_prints_the_command_that_resumes_and_ends_in_the_same
     assert "--fresh" not in resume and "--out run" in resume
     left = (tmp_path / "run/rows.jsonl").read_bytes()
     assert left.endswith(b"\n") and left.count(b"\n") < ROWS, "the interruption came too late to show anything"
-    done = command("experiments.matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = call("matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
+    assert done.exit_code == 0, done.stderr
     assert (tmp_path / "run/rows.jsonl").read_bytes() == (finished / "rows.jsonl").read_bytes()
 
 
