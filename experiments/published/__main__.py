@@ -50,7 +50,12 @@ def _check(directory: Path, quiet: bool, as_json: bool) -> int:
     claims = recompute(read_json_object(directory / CLAIMS), read_json_object(directory / PLAN), directory / "data")
     panels = rederive_panels(directory / "data")
     if as_json:
-        click.echo(json.dumps(_as_dict(claims, panels), indent=2, allow_nan=False))
+        parts = ("published", "derived", "lengths_equal", "tied", "passed")
+        found = {
+            "claims": [dict(zip(("claim", "published", "recomputed"), one), equal=one.equal) for one in claims],
+            "panels": [{"panel": one.name, **{part: getattr(one, part) for part in parts}} for one in panels],
+        }
+        click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         _print_table(claims, panels, quiet)
     agree = all(claim.equal for claim in claims) and all(panel.passed for panel in panels)
@@ -88,25 +93,6 @@ def _print_table(claims: list[Claim], panels: list[PanelCheck], quiet: bool) -> 
 
 def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _as_dict(claims: list[Claim], panels: list[PanelCheck]) -> dict[str, object]:
-    return {
-        "claims": [
-            {"claim": c.name, "published": c.published, "recomputed": c.recomputed, "equal": c.equal} for c in claims
-        ],
-        "panels": [
-            {
-                "panel": panel.name,
-                "published": panel.published,
-                "derived": panel.derived,
-                "lengths_equal": panel.lengths_equal,
-                "tied": panel.tied,
-                "passed": panel.passed,
-            }
-            for panel in panels
-        ],
-    }
 
 
 if __name__ == "__main__":

@@ -1,204 +1,281 @@
-"""Each ledger's line in the release's columns (the release "stage-replay-artifacts" v1.0.0).
+"""The release's names (the release "stage-replay-artifacts" v1.0.0) and where our runs keep what they name: the columns
+of a ledger line, and the claims of a summary.
 
 What our ledger has no field for takes the release's meaning. `source_row_sha256`: the digest of our ledger's row.
 `trace_equal`: the whole suffixes are equal. `answer_equal`: the answer blocks are equal token for token. `all_48_...`:
 every layer. `checkpoint_alias`: C0 for the transplants, C1 for the replication.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.run.designs import donor_rows
 from minimodel.errors import refuse
-from stats.donors import INTO_INCREMENTAL, INTO_PREFILL
+from stats.donors import DONORS
 
-Row = dict[str, Any]
-Line = dict[str, object]
+Row = Mapping[str, Any]
+Names = dict[str, str | Callable[[Any], object]]  # the release's name: a path into our record, or a function of it
+
+
+def pick(record: Row, names: Names) -> dict[str, Any]:
+    """Returns what the names stand for in a ledger row or a summary; a rate in the release's spelling."""
+    return {name: place(record) if callable(place) else _at(record, place) for name, place in names.items()}
+
+
+def _at(record: Row, path: str) -> Any:
+    value: Any = record
+    for key in path.split("."):
+        value = value[key]
+    if isinstance(value, dict) and "wilson_95" in value:
+        return {**{key: value[key] for key in ("count", "n", "rate")}, "wilson_95_ci": value["wilson_95"] or [None] * 2}
+    return value
+
+
+# -- columns ----------------------------------------------------------------------------------------------------------
+_PARTS = ("cache", "logits", "suffix")
+_HEAD: Names = {"row_id": "row", "source_row_sha256": "row_sha256"}
+_PREFIX: Names = {"prefix_token_count": "prefix.length", "prefix_sha256": "prefix.sha256"}
+_STATE: Names = {"functional_state_equal": "gates.functional_state", "all_storage_disjoint": "gates.storage_disjoint"}
+
+
+def _matrix_columns(left: str) -> Names:
+    """Returns the columns of matched_live_prefill.csv (left "live") or fixed_prefix_2x2.csv (left "incremental")."""
+    pair, both = f"comparisons.{left}:prefill", (left, "prefill")
+    norms: Names = {f"cache_{name}_l2_norm": f"{pair}.cache.{name}_l2" for name in ("delta", "left", "right")}
+    norms["cache_relative_l2_diff"] = f"{pair}.cache.relative_l2"
+    arms = [f"{arm}{replica}" for arm in both for replica in ("", "_replica")]
+    return {
+        **_HEAD,
+        "precision": "dtype",
+        **_PREFIX,
+        **{f"{a}_replica_{part}_exact": f"comparisons.{a}:{a}_replica.{part}.exact" for a in both for part in _PARTS},
+        **_STATE,
+        f"{left}_prefill_cache_exact": f"{pair}.cache.exact",
+        **{f"cache_{size}_diff": f"{pair}.cache.{size}" for size in ("max_abs", "mean_abs")},
+        **(norms if left == "incremental" else {}),
+        f"{left}_prefill_logits_exact": f"{pair}.logits.exact",
+        **{f"logit_{size}_diff": f"{pair}.logits.{size}" for size in ("max_abs", "mean_abs")},
+        "boundary_argmax_equal": f"{pair}.argmax_equal",
+        **{f"{arm}_suffix_sha256": f"arms.{arm}.suffix_sha256" for arm in arms},
+        "suffix_equal": f"{pair}.suffix.exact",
+        "first_suffix_divergence_index": f"{pair}.suffix.first_divergence",
+        "trace_equal": f"{pair}.suffix.exact",
+        "merge_equal": f"{pair}.merge_equal",
+        "answer_equal": f"{pair}.answer_tokens_equal",
+        **{f"{arm}_correct": f"arms.{arm}.correct" for arm in both},
+        "integrity_pass": "passed",
+    }
+
+
+_TEACHER = {"live": "live", "incremental": "teacher"}  # the release calls the incremental construction "teacher"
+_LIVE_TEACHER = "comparisons.live:incremental"
+_BRIDGE: Names = {
+    **_HEAD,
+    "selection_index": "index",
+    "new_prefix_token_count": "prefix.length",
+    "new_prefix_sha256": "prefix.sha256",
+    "historical_prefix_token_count": "saved_prefix.length",
+    "historical_prefix_sha256": "saved_prefix.sha256",
+    "live_matches_historical_prefix": "saved_prefix.agrees",
+    "boundary_cache_sequence_len": "boundary_length",
+    "post_decode_cache_sequence_len": "arms.live.post_decode_length",
+    **{
+        f"{name}_clone_{part}_exact": f"comparisons.{arm}:{arm}_replica.{part}.exact"
+        for arm, name in _TEACHER.items()
+        for part in _PARTS[:2]
+    },
+    **_STATE,
+    **{f"live_teacher_{part}_exact": f"{_LIVE_TEACHER}.{part}.exact" for part in _PARTS[:2]},
+    "boundary_argmax_equal": f"{_LIVE_TEACHER}.argmax_equal",
+    **{f"{name}_suffix_sha256": f"arms.{arm}.suffix_sha256" for arm, name in _TEACHER.items()},
+    "live_teacher_suffix_exact": f"{_LIVE_TEACHER}.suffix.exact",
+    "all_48_layers_exact": lambda row: all(
+        one[t]["exact"] for one in row["comparisons"]["live:incremental"]["cache"]["layers"] for t in ("key", "value")
+    ),
+    "integrity_pass": "passed",
+}
+_STRATA = {"divergent": "divergent", "exact": "nondivergent_control", "": "not_used"}
+
+
+def _transplant_columns(alias: str, basis: str) -> Names:
+    """Returns the columns of kv_transplant_primary.csv or kv_transplant_later.csv."""
+    arms = {"incremental_native": "incremental", "prefill_native": "prefill", **{arm: arm for arm in DONORS}}
+    return {
+        **_HEAD,
+        "checkpoint_alias": lambda row: alias,
+        "selection_index": "index",
+        "selection_basis": lambda row: basis,
+        "historical_stratum": lambda row: _STRATA[row.get("stratum", "")],
+        "historical_stratum_reproduced": lambda row: row.get("stratum_reproduced", True),
+        **_PREFIX,
+        "incremental_replica_exact": "gates.replica_incremental",
+        "prefill_replica_exact": "gates.replica_prefill",
+        "functional_state_equal": "gates.functional_state",
+        "boundary_argmax_equal": "gates.raw_argmax",
+        "all_storage_disjoint": "gates.storage_disjoint",
+        "all_48_layer_pairs_transplanted": lambda row: all(row["gates"][f"provenance_{arm}"] for arm in DONORS),
+        **{f"{name}_suffix_sha256": f"arms.{arm}.suffix_sha256" for name, arm in arms.items()},
+        "baseline_divergent": "donor.divergent",
+        **{f"{arm}_recovers_donor": f"donor.{arm}_recovers" for arm in DONORS},
+        "bidirectional_donor_recovery": "donor.recovers_both",
+        "exact_control_novel_trajectory": lambda row: not row["donor"]["divergent"] and row["donor"]["novel"],
+        "integrity_pass": "passed",
+    }
+
+
 # the release's name of a pair of arms: ours, by the matrix's arms
-AUDIT_PAIRS = {
+_AUDIT_PAIRS = {
     "live_replica": "live:live_replica",
     "live_prefill": "live:prefill",
     "prefill_replica": "prefill:prefill_replica",
 }
-# column of the audit's ledger: the gates that must all hold
-AUDIT_FLAGS = {
-    "prefix_commitment_equal": ("prefix",),
-    "live_incremental_suffix_equal": ("suffix live:incremental",),
-    "live_replica_suffix_equal": ("suffix live_replica:incremental_replica",),
-    "prefill_suffix_equal": ("suffix prefill:prefill",),
-    "prefill_replica_suffix_equal": ("suffix prefill_replica:prefill_replica",),
-    "comparison_objects_equal": tuple(f"leaves comparison {pair}" for pair in AUDIT_PAIRS.values()),
-    **{f"cache_{name}_fingerprint_equal": (f"leaves cache {pair}",) for name, pair in AUDIT_PAIRS.items()},
-    **{f"logits_{name}_fingerprint_equal": (f"leaves logits {pair}",) for name, pair in AUDIT_PAIRS.items()},
+AUDIT_FLAGS: Names = {
+    "prefix_commitment_equal": "gates.prefix",
+    "live_incremental_suffix_equal": "gates.suffix live:incremental",
+    "live_replica_suffix_equal": "gates.suffix live_replica:incremental_replica",
+    "prefill_suffix_equal": "gates.suffix prefill:prefill",
+    "prefill_replica_suffix_equal": "gates.suffix prefill_replica:prefill_replica",
+    "comparison_objects_equal": lambda row: all(
+        row["gates"][f"leaves comparison {pair}"] for pair in _AUDIT_PAIRS.values()
+    ),
+    **{
+        f"{part}_{name}_fingerprint_equal": f"gates.leaves {part} {pair}"
+        for part in _PARTS[:2]
+        for name, pair in _AUDIT_PAIRS.items()
+    },
 }
-AUDIT_LEAVES = {
-    "cache_common_scalar_leaves_per_section": "cache",
-    "logit_common_scalar_leaves_per_section": "logits",
+AUDIT_LEAVES: Names = {
+    "cache_common_scalar_leaves_per_section": lambda row: _leaves(row, "cache"),
+    "logit_common_scalar_leaves_per_section": lambda row: _leaves(row, "logits"),
 }
-STRATA = {"divergent": "divergent", "exact": "nondivergent_control", "": "not_used"}
 
 
-def matrix_line(row: Row, dtype: str, left: str) -> Line:
-    """A row of matched_live_prefill.csv (left "live") or fixed_prefix_2x2.csv (left "incremental")."""
-    pair, arms = row["comparisons"][f"{left}:prefill"], row["arms"]
-    replicas: Line = {}
-    for arm in (left, "prefill"):
-        one = row["comparisons"][f"{arm}:{arm}_replica"]
-        replicas |= {f"{arm}_replica_{part}_exact": one[part]["exact"] for part in ("cache", "logits", "suffix")}
-    cache, logits = pair["cache"], pair["logits"]
-    norms = {f"cache_{name}_l2_norm": cache[f"{name}_l2"] for name in ("delta", "left", "right")}
-    return {
-        **_head(row),
-        "precision": dtype,
-        **_prefix(row),
-        **replicas,
-        "functional_state_equal": row["gates"]["functional_state"],
-        "all_storage_disjoint": row["gates"]["storage_disjoint"],
-        f"{left}_prefill_cache_exact": cache["exact"],
-        "cache_max_abs_diff": cache["max_abs"],
-        "cache_mean_abs_diff": cache["mean_abs"],
-        **({**norms, "cache_relative_l2_diff": cache["relative_l2"]} if left == "incremental" else {}),
-        f"{left}_prefill_logits_exact": logits["exact"],
-        "logit_max_abs_diff": logits["max_abs"],
-        "logit_mean_abs_diff": logits["mean_abs"],
-        "boundary_argmax_equal": pair["argmax_equal"],
-        **{
-            f"{arm}_suffix_sha256": arms[arm]["suffix_sha256"]
-            for arm in (left, f"{left}_replica", "prefill", "prefill_replica")
-        },
-        "suffix_equal": pair["suffix"]["exact"],
-        "first_suffix_divergence_index": pair["suffix"]["first_divergence"],
-        "trace_equal": pair["suffix"]["exact"],
-        "merge_equal": pair["merge_equal"],
-        "answer_equal": pair["answer_tokens_equal"],
-        f"{left}_correct": arms[left]["correct"],
-        "prefill_correct": arms["prefill"]["correct"],
-        "integrity_pass": row["passed"],
-    }
+def _leaves(row: Row, part: str) -> object:
+    """Returns the scalar leaves that every section of this part shares. InputError where sections differ in it."""
+    first, *others = sorted({row["leaves"][f"{part} {pair}"]["scalars"] for pair in _AUDIT_PAIRS.values()})
+    if others:
+        raise refuse(f"audit row {row['row']}: scalar leaves per {part} section", "one number", [first, *others])
+    return first
 
 
-def bridge_line(row: Row) -> Line:
-    """A row of live_teacher_bridge.csv; the release calls the incremental construction "teacher"."""
-    pair, arms, saved = row["comparisons"]["live:incremental"], row["arms"], row["saved_prefix"]
-    clones: Line = {}
-    for arm, name in (("live", "live"), ("incremental", "teacher")):
-        one = row["comparisons"][f"{arm}:{arm}_replica"]
-        clones |= {f"{name}_clone_{part}_exact": one[part]["exact"] for part in ("cache", "logits")}
-    return {
-        **_head(row),
-        "selection_index": row["index"],
-        "new_prefix_token_count": row["prefix"]["length"],
-        "new_prefix_sha256": row["prefix"]["sha256"],
-        "historical_prefix_token_count": saved["length"],
-        "historical_prefix_sha256": saved["sha256"],
-        "live_matches_historical_prefix": saved["agrees"],
-        "boundary_cache_sequence_len": row["boundary_length"],
-        "post_decode_cache_sequence_len": arms["live"]["post_decode_length"],
-        **clones,
-        "functional_state_equal": row["gates"]["functional_state"],
-        "all_storage_disjoint": row["gates"]["storage_disjoint"],
-        "live_teacher_cache_exact": pair["cache"]["exact"],
-        "live_teacher_logits_exact": pair["logits"]["exact"],
-        "boundary_argmax_equal": pair["argmax_equal"],
-        "live_suffix_sha256": arms["live"]["suffix_sha256"],
-        "teacher_suffix_sha256": arms["incremental"]["suffix_sha256"],
-        "live_teacher_suffix_exact": pair["suffix"]["exact"],
-        "all_48_layers_exact": all(one[t]["exact"] for one in pair["cache"]["layers"] for t in ("key", "value")),
-        "integrity_pass": row["passed"],
-    }
-
-
-def transplant_line(row: Row, alias: str, basis: str) -> Line:
-    """A row of kv_transplant_primary.csv or kv_transplant_later.csv."""
-    donor, gates = donor_rows([row])[0], row["gates"]
-    arms = {"incremental_native": "incremental", "prefill_native": "prefill"}
-    arms |= {name: name for name in (INTO_PREFILL, INTO_INCREMENTAL)}
-    return {
-        **_head(row),
-        "checkpoint_alias": alias,
-        "selection_index": row["index"],
-        "selection_basis": basis,
-        "historical_stratum": STRATA[row.get("stratum", "")],
-        "historical_stratum_reproduced": row.get("stratum_reproduced", True),
-        **_prefix(row),
-        "incremental_replica_exact": gates["replica_incremental"],
-        "prefill_replica_exact": gates["replica_prefill"],
-        "functional_state_equal": gates["functional_state"],
-        "boundary_argmax_equal": gates["raw_argmax"],
-        "all_storage_disjoint": gates["storage_disjoint"],
-        "all_48_layer_pairs_transplanted": all(
-            gates[f"provenance_{name}"] for name in (INTO_PREFILL, INTO_INCREMENTAL)
-        ),
-        **{f"{name}_suffix_sha256": row["arms"][arm]["suffix_sha256"] for name, arm in arms.items()},
-        "baseline_divergent": donor.divergent,
-        **{f"{arm}_recovers_donor": side == "donor" for arm, side in donor.sides.items()},
-        "bidirectional_donor_recovery": donor.recovers_both,
-        "exact_control_novel_trajectory": not donor.divergent and donor.novel,
-        "integrity_pass": row["passed"],
-    }
-
-
-def audit_line(row: Row) -> Line:
-    """A row of historical_bridge_audit.csv: the join of a matrix and a fixed_prefix run. InputError for another."""
+def _bridged(row: Row) -> object:
+    """Returns the row's id. InputError unless the audit joined a matrix with a fixed_prefix run."""
     if row["joined"].get("live") != "incremental":
         raise refuse(f"audit row {row['row']}: live arm joined with", "incremental", row["joined"].get("live"))
-    return {
-        "row_id": row["row"],
-        "source_live_row_sha256": row["left_row_sha256"],
-        "source_incremental_row_sha256": row["right_row_sha256"],
-        **{column: all(row["gates"][gate] for gate in gates) for column, gates in AUDIT_FLAGS.items()},
-        **{column: audit_leaves(row, part) for column, part in AUDIT_LEAVES.items()},
-        "audit_pass": row["passed"],
-    }
+    return row["row"]
 
 
-def audit_leaves(row: Row, part: str) -> int:
-    """Returns the scalar leaves that every section of this part shares. InputError where sections differ in it."""
-    counts = {row["leaves"][f"{part} {pair}"]["scalars"] for pair in AUDIT_PAIRS.values()}
-    if len(counts) != 1:
-        raise refuse(f"audit row {row['row']}: scalar leaves per {part} section", "one number", sorted(counts))
-    return int(counts.pop())
-
-
-def control_line(row: Row) -> Line:
-    """A row of stock_qwen_control.csv: the control on a stock checkpoint, as the release's is."""
-    replica, pair = (row["comparisons"][name] for name in ("pair:pair_replica", "singleton:pair"))
-    parts = ("tokens", "logprobs")
-    return {
-        **_head(row),
-        "selection_index": row["index"],
-        "input_token_count": row["input"]["length"],
-        **{f"pair_replica_{part}_exact": replica[part]["exact"] for part in parts},
-        **{f"singleton_pair_{part}_exact": pair[part]["exact"] for part in parts},
-        "first_token_divergence_index": pair["tokens"]["first_divergence"],
-        "first_logprob_divergence_index": pair["logprobs"]["first_divergence"],
-        "singleton_output_token_count": len(row["arms"]["singleton"]["tokens"]),
-        "paired_output_token_count": len(row["arms"]["pair"]["tokens"]),
-        "max_abs_aligned_selected_token_logprob_difference": pair["logprobs"]["max_abs_aligned"],
-    }
-
-
-def _head(row: Row) -> Line:
-    return {"row_id": row["row"], "source_row_sha256": row["row_sha256"]}
-
-
-def _prefix(row: Row) -> Line:
-    return {"prefix_token_count": row["prefix"]["length"], "prefix_sha256": row["prefix"]["sha256"]}
-
-
-# experiment: (file, line of a row in a dtype)
-FILES: dict[str, tuple[str, Callable[[Row, str], Line]]] = {
-    "matrix": ("matched_live_prefill.csv", lambda row, dtype: matrix_line(row, dtype, "live")),
-    "fixed_prefix": ("fixed_prefix_2x2.csv", lambda row, dtype: matrix_line(row, dtype, "incremental")),
-    "bridge": ("live_teacher_bridge.csv", lambda row, _: bridge_line(row)),
-    "transplant": (
-        "kv_transplant_primary.csv",
-        lambda row, _: transplant_line(row, "C0", "prior_outcome_stratified_length_spread"),
-    ),
-    "replication": (
-        "kv_transplant_later.csv",
-        lambda row, _: transplant_line(row, "C1", "outcome_blind_length_and_identifier"),
-    ),
-    "audit": ("historical_bridge_audit.csv", lambda row, _: audit_line(row)),
-    "stock_control": ("stock_qwen_control.csv", lambda row, _: control_line(row)),
+_AUDIT: Names = {
+    "row_id": _bridged,
+    "source_live_row_sha256": "left_row_sha256",
+    "source_incremental_row_sha256": "right_row_sha256",
+    **AUDIT_FLAGS,
+    **AUDIT_LEAVES,
+    "audit_pass": "passed",
 }
+_SINGLE = "comparisons.singleton:pair"
+_CONTROL: Names = {
+    **_HEAD,
+    "selection_index": "index",
+    "input_token_count": "input.length",
+    **{f"pair_replica_{part}_exact": f"comparisons.pair:pair_replica.{part}.exact" for part in ("tokens", "logprobs")},
+    **{f"singleton_pair_{part}_exact": f"{_SINGLE}.{part}.exact" for part in ("tokens", "logprobs")},
+    **{f"first_{part}_divergence_index": f"{_SINGLE}.{part}s.first_divergence" for part in ("token", "logprob")},
+    "singleton_output_token_count": lambda row: len(row["arms"]["singleton"]["tokens"]),
+    "paired_output_token_count": lambda row: len(row["arms"]["pair"]["tokens"]),
+    "max_abs_aligned_selected_token_logprob_difference": f"{_SINGLE}.logprobs.max_abs_aligned",
+}
+# experiment: (file, its columns); a row of fixed_prefix or a matrix gets its run's dtype
+FILES: dict[str, tuple[str, Names]] = {
+    "matrix": ("matched_live_prefill.csv", _matrix_columns("live")),
+    "fixed_prefix": ("fixed_prefix_2x2.csv", _matrix_columns("incremental")),
+    "bridge": ("live_teacher_bridge.csv", _BRIDGE),
+    "transplant": ("kv_transplant_primary.csv", _transplant_columns("C0", "prior_outcome_stratified_length_spread")),
+    "replication": ("kv_transplant_later.csv", _transplant_columns("C1", "outcome_blind_length_and_identifier")),
+    "audit": ("historical_bridge_audit.csv", _AUDIT),
+    "stock_control": ("stock_qwen_control.csv", _CONTROL),
+}
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+def _passed(summary: Row) -> int:
+    return int(summary["rows"]) - len(summary["failed_rows"])
+
+
+def matrix_claims(left: str) -> Names:
+    """Returns the claims on one matrix at one precision, in its summary."""
+    drift = {"cache": "cache", "logit": "logits"}
+    return {
+        "rows": "rows",
+        "integrity_pass_rows": _passed,
+        **{f"{arm}_replica_exact_rows": f"gates.replica_{arm}.passed" for arm in (left, "prefill")},
+        "functional_state_equal_rows": "gates.functional_state.passed",
+        "all_storage_disjoint_rows": "gates.storage_disjoint.passed",
+        "suffix_disagreement": "suffix_disagreement",
+        "trace_disagreement": "suffix_disagreement",
+        "merge_disagreement": "merge_disagreement",
+        "answer_disagreement": "answer_tokens_disagreement",
+        "correctness_label_disagreement": "correctness_disagreement",
+        "first_divergence": "first_divergence",
+        "first_token_divergence_rows": "first_token_divergence_rows",
+        "immediate_argmax_different_rows": lambda summary: summary["rows"] - summary["argmax_equal_rows"],
+        **{f"{arm}_correct": f"accuracy.{arm}.correct" for arm in (left, "prefill")},
+        **{f"{arm}_only_correct": f"accuracy.{side}_only" for arm, side in ((left, "left"), ("prefill", "right"))},
+        "accuracy_delta_prefill_minus_left_pp": "accuracy.difference_points",
+        "accuracy_paired_bootstrap_95_ci_pp": "accuracy.bootstrap_95",
+        "mcnemar_exact_two_sided_p": "accuracy.mcnemar_p",
+        **{f"{part}_exact_rows": f"{part}.exact_rows" for part in _PARTS[:2]},
+        **{
+            f"{a}_{size}_diff_median": f"{b}.{size}_median"
+            for a, b in drift.items()
+            for size in ("max_abs", "mean_abs")
+        },
+        **({"cache_relative_l2_diff_median": "cache.relative_l2_median"} if left == "incremental" else {}),
+    }
+
+
+EFFECT: Names = {"delta_fp32_minus_bf16_pp": "difference_points", "paired_bootstrap_95_ci_pp": "bootstrap_95"}
+REDUCTION: Names = {
+    **{key: key for key in ("bf16_count", "bf16_only", "fp32_count", "fp32_only")},
+    **EFFECT,
+    "mcnemar_exact_two_sided_p": "mcnemar_p",
+}
+REDUCTIONS = {
+    "answer_mismatch": "answer_tokens_disagreement",
+    "correctness_flip": "correctness_disagreement",
+    "logits_mismatch": "logits_disagreement",
+    "suffix_mismatch": "suffix_disagreement",
+}
+BRIDGE_CLAIMS: Names = {
+    "rows": "rows",
+    "integrity_pass_rows": _passed,
+    "all_48_layers_exact_rows": "identity.cache.count",
+    **{f"live_teacher_{part}_exact_rows": f"identity.{part}.count" for part in _PARTS},
+    "live_matches_historical_prefix_rows": "saved_prefix_agreement.count",
+    "new_prefix_length_range": lambda summary: [summary["prefix_length"][end] for end in ("min", "max")],
+    "historical_prefix_length_range": lambda summary: [summary["saved_prefix_length"][end] for end in ("min", "max")],
+}
+TRANSPLANT_CLAIMS: Names = {
+    "rows": "rows",
+    "integrity_pass_rows": _passed,
+    "baseline_exact_rows": "endpoints.baseline_exact_rows",
+    **{
+        name: f"endpoints.{name}"
+        for name in (
+            *("baseline_divergence", *(f"{arm}_donor_recovery" for arm in DONORS)),
+            *("bidirectional_donor_recovery", "exact_control_novel_trajectory"),
+        )
+    },
+}
+STOCK_CLAIMS: Names = {
+    "rows": "rows",
+    **{f"pair_replica_{part}_exact_rows": "gates.replica_pair.passed" for part in ("token", "logprob")},
+    "singleton_pair_token_exact_rows": lambda one: one["rows"] - one["token_disagreement"]["count"],
+    "singleton_pair_logprob_exact_rows": lambda one: one["rows"] - one["logprob_disagreement"]["count"],
+}
+
+
+def audit_claims(summary: Row, rows: Sequence[Row]) -> dict[str, object]:
+    """Returns the claims on an audit, whose counts are of its rows."""
+    flags = [pick(row, AUDIT_FLAGS) for row in rows]
+    counts = {f"{column}_rows": sum(bool(one[column]) for one in flags) for column in AUDIT_FLAGS}
+    return {"rows": summary["rows"], "audit_pass_rows": _passed(summary), **counts, **pick(rows[0], AUDIT_LEAVES)}
