@@ -106,13 +106,14 @@ def compare_tensors(left: Tensor, right: Tensor, name: str, positions: bool = Fa
         )
     unequal = bits(left) != bits(right)
     differing = int(unequal.sum())
+    first = first_true(unequal, 2 if positions else 0) if differing else None
     # differences and norms see FP64, where the subtraction of two BF16 or FP32 values is exact or nearly so
     wide = left.to(torch.float64)
     other = wide if differing == 0 else right.to(torch.float64)
     left_square = float(wide.square().sum())
     right_square = left_square if differing == 0 else float(other.square().sum())
     if not math.isfinite(left_square + right_square):
-        return TensorDrift(left.numel(), differing, None, None, None, None, None, _first(unequal, differing, positions))
+        return TensorDrift(left.numel(), differing, None, None, None, None, None, first)
     if differing == 0:
         return TensorDrift(left.numel(), 0, 0.0, 0.0, 0.0, left_square, right_square, None)
     delta = (wide - other).abs()
@@ -124,14 +125,13 @@ def compare_tensors(left: Tensor, right: Tensor, name: str, positions: bool = Fa
         float(delta.square().sum()),
         left_square,
         right_square,
-        _first(unequal, differing, positions),
+        first,
     )
 
 
-def _first(unequal: Tensor, differing: int, positions: bool) -> tuple[int, ...] | None:
-    if differing == 0:
-        return None
-    ordered = unequal.permute(2, 0, 1, 3) if positions else unequal
+def first_true(flags: Tensor, axis: int = 0) -> tuple[int, ...]:
+    """Returns the index of the first true element in row-major order, after `axis` was moved to the front."""
+    ordered = flags.movedim(axis, 0)
     flat = int(ordered.reshape(-1).to(torch.uint8).argmax())
     return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, device="cpu"), ordered.shape))
 

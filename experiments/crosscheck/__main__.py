@@ -21,19 +21,20 @@ from typing import Any
 import click
 
 from experiments.crosscheck.compare import (
+    LETTERS,
     compare_files,
-    compare_rows,
     environment_differences,
     require_comparable,
     run_environment,
 )
-from experiments.crosscheck.explain import LETTERS, Finding, explain_files, explain_row
+from experiments.crosscheck.explain import explain_files, explain_row
 from experiments.crosscheck.rerun import Rerun
 from experiments.run.directory import INFORMATION, Run, read_run
 from experiments.run.exits import DONE, GATE_FAILED, run_command, say
-from experiments.run.ledger import LeafComparison
+from experiments.run.ledger import compare_leaves, without
 from minimodel.errors import InputError, refuse
 
+SEAL = "row_sha256"  # of a row: it follows from the rest
 SHOWN = 6  # lines of a kind, before "and N more"
 
 
@@ -41,85 +42,74 @@ def crosscheck_files(left: Path, right: Path, checkpoint: Path | None) -> dict[s
     """Returns the report on two boundary or trace files."""
     pair = compare_files(left, right)
     mine, theirs = pair.left.header, pair.right.header
-    rerun = None
-    if checkpoint is not None and not pair.equal:
-        rerun = Rerun.of(checkpoint, mine["checkpoint"], mine["numeric"])
-    findings = [] if pair.equal else [explain_files(pair, rerun)]
-    verdict = f"{pair.steps} tensors compared, {pair.differing_steps} differ"
-    environment = environment_differences(mine, theirs)
-    return _report(pair.kind, left, right, environment, pair.equal, verdict, {}, {mine["row"]: findings})
+    findings = []
+    if not pair.equal:
+        rerun = None if checkpoint is None else Rerun.of(checkpoint, mine["checkpoint"], mine["numeric"])
+        findings = [explain_files(pair, rerun).as_dict()]
+    return {
+        "kind": pair.kind,
+        "left": str(left),
+        "right": str(right),
+        "environment": environment_differences(mine, theirs),
+        "equal": pair.equal,
+        "verdict": f"{pair.steps} tensors compared, {pair.differing_steps} differ",
+        "rows": [],
+        "findings": {mine["row"]: findings},
+    }
 
 
 def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: bool, explain: int) -> dict[str, Any]:
     """Returns the report on two run directories. `checkpoint` None: the one at the recorded path, if it exists."""
     runs = read_run(left), read_run(right)
     names = require_comparable(*runs)
-    pairs = {row: compare_rows(runs[0].rows[row], runs[1].rows[row]) for row in names}
+    pairs = {row: compare_leaves(without(runs[0].rows[row], SEAL), without(runs[1].rows[row], SEAL)) for row in names}
     differing = [row for row, pair in pairs.items() if not pair.equal]
-    again, note = (None, "") if not rerun or not differing else _rerun(runs, checkpoint)
+    again, note = _rerun(runs, checkpoint) if rerun and differing else (None, [])
     findings = {
         row: explain_row(*runs, row, again and replace(again, numeric=runs[0].numeric_of(row)))
         for row in differing[:explain]
     }
-    fields = sum(pair.shared - len(pair.differing) for pair in pairs.values())
     only = {letter: [row for row in run.rows if row not in names] for letter, run in zip(LETTERS, runs)}
-    verdict = f"{len(pairs) - len(differing)} of {len(pairs)} common rows equal, {fields} fields equal" + "".join(
-        f"; {len(rows)} rows only in {letter}: {' '.join(rows[:SHOWN])}" for letter, rows in only.items() if rows
-    )
-    environment = run_environment(*runs) + ([note] if note else [])
-    equal = not differing and not any(only.values())
-    return _report("run", left, right, environment, equal, verdict, pairs, findings)
-
-
-def _rerun(runs: tuple[Run, Run], given: Path | None) -> tuple[Rerun | None, str]:
-    """Returns the checkpoint to rerun, or None and why. A given one that does not fit is refused."""
-    if not runs[0].numeric():
-        return None, "not computed again: the runs decoded nothing"
-    recorded = runs[0].manifest.get("checkpoint", {}), runs[0].numeric()[0]
-    if given is not None:
-        return Rerun.of(given, *recorded), ""
-    for run in runs:
-        path = Path(str(run.manifest.get(INFORMATION, {}).get("checkpoint", "")))
-        try:
-            if path.is_dir() and path.name:
-                return Rerun.of(path, *recorded), ""
-        except InputError as error:
-            return None, f"not computed again: {error}"
-    return None, "not computed again: the recorded checkpoint is not here; pass --checkpoint"
-
-
-def _report(
-    kind: str,
-    left: Path,
-    right: Path,
-    environment: list[str],
-    equal: bool,
-    verdict: str,
-    rows: dict[str, LeafComparison],
-    findings: dict[str, list[Finding]],
-) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = [
+        {
+            "row": row,
+            "equal": found.equal,
+            "fields": found.shared - len(found.differing),
+            "differing": [one.line(*LETTERS) for one in found.differing],
+            "one_sided": [one.line(*LETTERS) for one in found.one_sided],
+        }
+        for row, found in pairs.items()
+    ]
+    fields = sum(row["fields"] for row in rows)
+    verdict = [f"{len(pairs) - len(differing)} of {len(pairs)} common rows equal, {fields} fields equal"]
+    verdict += [f"{len(own)} rows only in {side}: {' '.join(own[:SHOWN])}" for side, own in only.items() if own]
     return {
-        "kind": kind,
+        "kind": "run",
         "left": str(left),
         "right": str(right),
-        "environment": environment,
-        "equal": equal,
-        "verdict": verdict,
-        "rows": [
-            {
-                "row": row,
-                "equal": found.equal,
-                "fields": found.shared - len(found.differing),
-                "differing": [one.line("A", "B") for one in found.differing],
-                "one_sided": [one.line("A", "B") for one in found.one_sided],
-            }
-            for row, found in rows.items()
-        ],
-        "findings": {
-            row: [{**vars(f), "first": f.first and f.first.as_dict(), "lines": f.lines()} for f in found]
-            for row, found in findings.items()
-        },
+        "environment": run_environment(*runs) + note,
+        "equal": not differing and not any(only.values()),
+        "verdict": "; ".join(verdict),
+        "rows": rows,
+        "findings": {row: [finding.as_dict() for finding in found] for row, found in findings.items()},
     }
+
+
+def _rerun(runs: tuple[Run, Run], given: Path | None) -> tuple[Rerun | None, list[str]]:
+    """Returns the checkpoint to rerun, or None and a note why. A given one that does not fit is refused."""
+    numeric, note = runs[0].numeric(), "the recorded checkpoint is not here; pass --checkpoint"
+    if not numeric:
+        return None, ["not computed again: the runs decoded nothing"]
+    digests = runs[0].manifest.get("checkpoint", {})
+    if given is not None:
+        return Rerun.of(given, digests, numeric[0]), []
+    paths = [Path(str(run.manifest.get(INFORMATION, {}).get("checkpoint", ""))) for run in runs]
+    for path in (path for path in paths if path.is_dir() and path.name):
+        try:
+            return Rerun.of(path, digests, numeric[0]), []
+        except InputError as error:
+            return None, [f"not computed again: {error}"]
+    return None, [f"not computed again: {note}"]
 
 
 def print_report(report: dict[str, Any], quiet: bool) -> None:
@@ -129,16 +119,13 @@ def print_report(report: dict[str, Any], quiet: bool) -> None:
         say(f"environment: {line.removeprefix('environment.')}")
     explained = report["findings"]
     for row in report["rows"]:
-        if row["equal"]:
-            if not quiet:
-                say(f"row {row['row']}: equal ({row['fields']} fields)")
-            continue
-        faults = row["differing"] + row["one_sided"]
-        say(f"row {row['row']}: differs in {len(faults)} fields")
-        for line in faults[:SHOWN] if row["row"] in explained else faults[:1]:
-            say(f"  {line}")
-        if row["row"] in explained and len(faults) > SHOWN:
-            say(f"  and {len(faults) - SHOWN} more")
+        faults = [f"  {line}" for line in row["differing"] + row["one_sided"]]
+        if faults:
+            more = [f"  and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
+            shown = [*faults[:SHOWN], *more] if row["row"] in explained else faults[:1]
+            say("\n".join([f"row {row['row']}: differs in {len(faults)} fields", *shown]))
+        elif not quiet:
+            say(f"row {row['row']}: equal ({row['fields']} fields)")
     for row, findings in explained.items():
         for finding in findings:
             for line in finding["lines"]:

@@ -1,8 +1,7 @@
 """Computes a construction again on this machine under each named kernel, to find those with recorded bits."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,6 @@ class Rerun:
             raise InputError(f"{directory}: expected the recorded checkpoint, found another {', '.join(names)}")
         return cls(directory, numeric)
 
-    @cached_property
-    def contract(self) -> Contract:
-        return Contract.load(self.directory)
-
     def contracts(self) -> dict[str, NumericContract]:
         """Returns every attention kernel with the plain linear kernel, then the short forms with another linear kernel,
         without those that this machine cannot run."""
@@ -64,24 +59,24 @@ class Rerun:
 
         A live cache is computed as incremental: the same calls, with the tokens given instead of chosen.
         """
-        build, state = builder(construction), State.from_tokens(self.contract, tokens)
         for name, numeric in self.contracts().items():
             model = load_model(self.directory, numeric)
-            yield name, model, build(model, state)
+            yield name, model, self._build(model, construction, tokens)
 
     def trace(self, construction: str, tokens: list[int], kernel: str, last: int | None = None) -> Trace:
         """Returns every numeric step of the construction under one kernel. InputError where memory is too small."""
         model = load_model(self.directory, self.contracts()[kernel])
         require_room(model.config, model.numeric.dtype, min(last or len(tokens), len(tokens)))
         trace = Trace(last)
-        builder(construction)(model, State.from_tokens(self.contract, tokens), observe=trace.observe)
+        self._build(model, construction, tokens, observe=trace.observe)
         return trace
 
-
-def builder(construction: str) -> Callable[..., Boundary]:
-    """Returns the function that computes a construction. InputError for one that needs more than tokens."""
-    if construction in TOKEN_BY_TOKEN:
-        return build_incremental
-    if construction in ONE_CALL:
-        return build_prefill
-    raise InputError(f"construction: expected live, incremental or prefill to compute again, found {construction!r}")
+    def _build(self, model: Decoder, construction: str, tokens: list[int], **more: Any) -> Boundary:
+        """InputError for a construction that needs more than tokens."""
+        state = State.from_tokens(Contract.load(self.directory), tokens)
+        if construction in TOKEN_BY_TOKEN:
+            return build_incremental(model, state, **more)
+        if construction in ONE_CALL:
+            return build_prefill(model, state, **more)
+        expected = "live, incremental or prefill to compute again"
+        raise InputError(f"construction: expected {expected}, found {construction!r}")

@@ -1,19 +1,22 @@
-"""Compares two tensors of one step by their bits and finds the first element that differs."""
+"""Compares the tensors of two computations by their bits and finds the first element that differs, in forward order."""
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from cache.drift import first_true
 from experiments.run.saving import token_axis
 from minimodel.bits import bits
-from minimodel.errors import refuse
+from minimodel.errors import InputError, refuse
 
 LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+ROTATED_OR_CACHED = re.compile(r".*k_rotary|layers\.\d+\.(key|value)")
 BY_HEAD = ("q_proj", "k_proj", "v_proj", "attention")  # steps [B, T, H*D] whose components belong to heads
+Side = tuple[Sequence[str], Callable[[str], Tensor]]  # names in forward order, and how to read the tensor of a name
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,7 @@ class Difference:
 
     def line(self) -> str:
         """Returns one line of text."""
-        place = [f"layer {self.layer}"] if self.layer is not None else []
-        place += [f"head {self.head}"] if self.head is not None else []
+        place = [f"{name} {vars(self)[name]}" for name in ("layer", "head") if vars(self)[name] is not None]
         place += [f"position {self.position}", f"component {self.component}"]
         ulp = "NaN" if self.ulp is None else f"{self.ulp} ULP"
         return (
@@ -50,6 +52,35 @@ class Difference:
             f"({self.right_bits}), {ulp}; {self.differing} of {self.elements} elements differ "
             f"({100 * self.differing / self.elements:.3g} %)"
         )
+
+
+def first_step(left: Side, right: Side, stop: int, by_slot: bool) -> tuple[Difference | None, int, int]:
+    """Returns the first difference, how many steps differ, and how many both sides have.
+
+    Forward order is step by step where one call held all slots, and slot by slot, then step by step, where each token
+    had its own call (`by_slot`). So what the named element was computed from is equal on both sides, as far as both
+    have it. Of two traces that kept different numbers of slots, the last slots that both hold are compared.
+    """
+    names = [name for name in left[0] if name in right[0]]
+    if not names:
+        raise InputError("steps: expected at least one of the same name on both sides, found none")
+    keys = (name for name in left[0] if ROTATED_OR_CACHED.fullmatch(name))
+    head_dim = next((left[1](name).shape[-1] for name in keys), None)
+    found = []
+    for name in names:
+        mine, theirs = left[1](name), right[1](name)
+        if mine.ndim == theirs.ndim >= 3:
+            axis = token_axis(mine)
+            kept = min(mine.shape[axis], theirs.shape[axis])
+            mine, theirs = (one.narrow(axis, one.shape[axis] - kept, kept) for one in (mine, theirs))
+        found.append(first_difference(name, mine, theirs, stop, head_dim))
+    differing = [one for one in found if one is not None]
+    best = min(differing, key=lambda one: one.position if by_slot else 0, default=None)
+    return best, len(differing), len(names)
+
+
+def in_memory(tensors: Mapping[str, Tensor]) -> Side:
+    return list(tensors), tensors.__getitem__
 
 
 def first_difference(step: str, left: Tensor, right: Tensor, stop: int, head_dim: int | None) -> Difference | None:
@@ -60,60 +91,42 @@ def first_difference(step: str, left: Tensor, right: Tensor, stop: int, head_dim
     if left.dtype != right.dtype or left.shape != right.shape:
         shown = f"{right.dtype} {list(right.shape)}"
         raise refuse(f"step {step}: dtype and shape", f"{left.dtype} {list(left.shape)} on both sides", shown)
+    if left.ndim < 3:  # of the last token alone
+        left, right = left.unsqueeze(1), right.unsqueeze(1)
     unequal = bits(left) != bits(right)
-    differing = int(unequal.sum())
+    axis, differing = token_axis(left), int(unequal.sum())
     if differing == 0:
         return None
-    axis = token_axis(left) if left.ndim > 2 else None
-    ordered = unequal if axis is None else unequal.movedim(axis, 0)
-    flat = int(ordered.reshape(-1).to(torch.uint8).argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(flat, device="cpu"), ordered.shape)]
-    if axis is None:
-        slot, rest = stop - 1, index
-    else:
-        slot, rest = stop - left.shape[axis] + index[0], index[1:]
-        index = [*rest[:axis], index[0], *rest[axis:]]
+    slot, *rest = index = first_true(unequal, axis)
+    mine, theirs = (one.movedim(axis, 0)[index] for one in (left, right))
     found = LAYER.fullmatch(step)
-    head, component = _head(step, left.ndim, rest, head_dim)
-    mine, theirs = left[tuple(index)], right[tuple(index)]
+    head, component = (rest[1] if left.ndim == 4 else None), rest[-1]
+    if left.ndim == 3 and head_dim is not None and step.rpartition(".")[2] in BY_HEAD:
+        head, component = divmod(component, head_dim)
     return Difference(
-        step,
-        int(found[1]) if found else None,
-        found[2] if found else step,
-        head,
-        slot,
-        component,
-        float(mine),
-        float(theirs),
-        hex_bits(mine),
-        hex_bits(theirs),
-        ulp_distance(mine, theirs),
-        differing,
-        left.numel(),
+        step=step,
+        layer=int(found[1]) if found else None,
+        tensor=found[2] if found else step,
+        head=head,
+        position=stop - left.shape[axis] + slot,
+        component=component,
+        left=float(mine),
+        right=float(theirs),
+        left_bits=hex_bits(mine),
+        right_bits=hex_bits(theirs),
+        ulp=ulp_distance(mine, theirs),
+        differing=differing,
+        elements=left.numel(),
     )
-
-
-def _head(step: str, rank: int, rest: list[int], head_dim: int | None) -> tuple[int | None, int]:
-    """Returns (head, component within it); `rest` is the index without the token axis: copy, (head,) component."""
-    if rank == 4:
-        return rest[1], rest[2]
-    if head_dim is not None and step.rpartition(".")[2] in BY_HEAD:
-        return rest[-1] // head_dim, rest[-1] % head_dim
-    return None, rest[-1]
 
 
 def ulp_distance(left: Tensor, right: Tensor) -> int | None:
     """Returns the steps between two values along the representable values of their dtype; None with NaN."""
     if bool(left.isnan()) or bool(right.isnan()):
         return None
-    return abs(_ordinal(left) - _ordinal(right))
-
-
-def _ordinal(value: Tensor) -> int:
-    """Returns sign and magnitude as one ascending integer; both zeros are 0."""
-    raw = int(bits(value))
-    sign = 1 << (8 * value.element_size() - 1)
-    return raw if raw >= 0 else -(raw + sign)
+    sign = 1 << (8 * left.element_size() - 1)
+    mine, theirs = (raw if raw >= 0 else -(raw + sign) for raw in (int(bits(left)), int(bits(right))))
+    return abs(mine - theirs)  # sign and magnitude as one ascending integer, both zeros 0
 
 
 def hex_bits(value: Tensor) -> str:

@@ -18,6 +18,7 @@ from typing import Any, cast
 from experiments.run.exits import uninterrupted
 from experiments.run.records import Row
 from minimodel.errors import InputError, refuse
+from stats.endpoints import first_divergence
 
 FULL_SEAL = re.compile(rb'"row_sha256":".{64}"\}')
 SHOWN_CHARACTERS = 60
@@ -255,10 +256,7 @@ def compare_leaves(left: Any, right: Any, at: str = "") -> LeafComparison:
 
 def first_unequal(left: list[Any], right: list[Any]) -> int | None:
     """Returns the first index at which two lists differ: the shorter one's length where it is the other's start."""
-    for index, (mine, theirs) in enumerate(zip(left, right)):
-        if canonical(mine) != canonical(theirs):
-            return index
-    return None if len(left) == len(right) else min(len(left), len(right))
+    return first_divergence([canonical(one) for one in left], [canonical(one) for one in right])
 
 
 def _short(value: Any) -> str:
