@@ -11,7 +11,7 @@ has.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +32,15 @@ COUNTERPART |= {theirs: mine for mine, theirs in COUNTERPART.items()}
 DIGESTS = ("cache_sha256", "logits_sha256")
 SECTIONS = ("prefix", "arms", "comparisons")  # of a row; everything else but its place in its own run is "other"
 PLACE = ("row", "index", "dtype", "cell", "row_sha256")
+SURFACE = ("environment", "checkpoint", "tasks_sha256", "code_sha256", "caps", "visibility", "role_offset")
 SHOWN = 12
+Rows = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Ledger:
-    """A finished run whose rows can be joined with another's."""
-
-    run: Run
-    rows: dict[str, dict[str, Any]]  # by CELL/ID, or DTYPE/ID also where the run has one precision only
-    dtype_of: dict[str, str]  # key: dtype
-
-    @property
-    def dtypes(self) -> list[str]:
-        return list(dict.fromkeys(self.dtype_of.values()))
-
-
-def read_ledger_to_join(path: Path) -> Ledger:
-    """InputError where the run is missing, unfinished, damaged or contradicts itself."""
-    run, _ = read_finished(path)
-    rows, dtypes = {}, {}
-    for own, row in run.rows.items():
-        dtype = str(run.numeric_of(own)["dtype"])
-        key = own if "cell" in row else row_key({**row, "dtype": dtype})
-        rows[key], dtypes[key] = row, dtype
-    return Ledger(run, rows, dtypes)
+def rows_to_join(run: Run) -> Rows:
+    """Returns each row with its dtype, by CELL/ID or DTYPE/ID, also where the run has one precision only."""
+    rows = [{**row, "dtype": str(run.numeric_of(key)["dtype"])} for key, row in run.rows.items()]
+    return {row_key(row): row for row in rows}
 
 
 def joined_arms(left: dict[str, Any], right: dict[str, Any]) -> dict[str, str]:
@@ -72,35 +56,24 @@ def joined_arms(left: dict[str, Any], right: dict[str, Any]) -> dict[str, str]:
     return pairs
 
 
-def sections(left: dict[str, Any], right: dict[str, Any], arms: dict[str, str]) -> dict[str, tuple[Any, Any]]:
-    """Returns {SECTION: (left object, right object)}: the prefix, each arm, of each comparison its cache, its logits
-    and the rest, and everything else in the row as "other". A section is named by the left row's arms."""
-    found: dict[str, tuple[Any, Any]] = {}
+def sections(left: dict[str, Any], right: dict[str, Any], arms: dict[str, str]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields (section, left object, right object): the prefix, each arm, of each comparison its cache, its logits and
+    the rest, and everything else in the row as "other". A section is named by the left row's arms."""
     if "prefix" in left or "prefix" in right:
-        found["prefix"] = (left.get("prefix"), right.get("prefix"))
+        yield "prefix", left.get("prefix"), right.get("prefix")
     for mine, theirs in arms.items():
-        found[f"arm {mine}"] = (left["arms"][mine], right["arms"][theirs])
+        yield f"arm {mine}", left["arms"][mine], right["arms"][theirs]
     for name, pair in left["comparisons"].items():
-        a, b = name.split(":")
-        other = right["comparisons"].get(f"{arms.get(a)}:{arms.get(b)}")
-        if other is None:
-            continue
-        for part in ("cache", "logits"):
-            if part in pair and part in other:
-                found[f"{part} {name}"] = (pair[part], other[part])
-        found[f"comparison {name}"] = (without(pair, "cache", "logits"), without(other, "cache", "logits"))
-    found["other"] = (without(left, *SECTIONS, *PLACE), without(right, *SECTIONS, *PLACE))
-    return found
+        other = right["comparisons"].get(":".join(str(arms.get(arm)) for arm in name.split(":")))
+        if other is not None:
+            for part in ("cache", "logits"):
+                if part in pair and part in other:
+                    yield f"{part} {name}", pair[part], other[part]
+            yield f"comparison {name}", without(pair, "cache", "logits"), without(other, "cache", "logits")
+    yield "other", without(left, *SECTIONS, *PLACE), without(right, *SECTIONS, *PLACE)
 
 
-def _scalars(left: Any, right: Any) -> int:
-    """Returns how many scalar leaves both sides have in any row: `first_difference` is one leaf or three."""
-    mine, theirs = leaves(left), leaves(right)
-    names = [path for path, value in mine.items() if path in theirs and not isinstance(value, list | dict)]
-    return sum("first_difference" not in path for path in names)
-
-
-def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dict[str, Any]) -> Row:
+def audit_row(index: int, left: dict[str, Any], right: dict[str, Any]) -> Row:
     """Returns one row of the audit: its gates, the leaf counts per section, and the first leaves that differ.
 
     Gates: `arms` (arms were joined, or neither row is made of arms), `prefix`, `suffix LEFT:RIGHT` (the whole token
@@ -108,23 +81,20 @@ def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dic
     """
     arms = joined_arms(left["arms"], right["arms"])
     armless = not left["arms"] and not right["arms"] and "failure" not in left and "failure" not in right
-    gates, counts = {"arms": bool(arms) or armless}, {}
-    differing: list[str] = []
-    for section, (mine, theirs) in sections(left, right, arms).items():
-        found = compare_leaves(mine, theirs)
-        counts[section] = {
-            "shared": found.shared,
-            "scalars": _scalars(mine, theirs),
-            "unshared": len(found.one_sided),
-        }
+    gates, counts, differing = {"arms": bool(arms) or armless}, {}, []
+    for section, mine, theirs in sections(left, right, arms):
+        found, others = compare_leaves(mine, theirs), leaves(theirs)
+        shared = [path for path, leaf in leaves(mine).items() if path in others and not isinstance(leaf, list | dict)]
+        # scalars that both sides have in any row: `first_difference` is one leaf or three
+        scalars = sum("first_difference" not in path for path in shared)
+        counts[section] = {"shared": found.shared, "scalars": scalars, "unshared": len(found.one_sided)}
         gates["prefix" if section == "prefix" else f"leaves {section}"] = found.shared > 0 and not found.differing
         differing += [f"{section} {one.path}" for one in found.differing]
     for mine, theirs in arms.items():
         a, b = left["arms"][mine], right["arms"][theirs]
-        for field in ("suffix", *DIGESTS):
-            if field in a and field in b:
-                gates[f"{field} {mine}:{theirs}"] = a[field] == b[field]
-    identity: RowExtra = {"cell": left["cell"]} if "cell" in left else {"dtype": dtype}
+        fields = [field for field in ("suffix", *DIGESTS) if field in a and field in b]
+        gates |= {f"{field} {mine}:{theirs}": a[field] == b[field] for field in fields}
+    identity: RowExtra = {"cell": left["cell"]} if "cell" in left else {"dtype": left["dtype"]}
     return {
         "row": left["row"],
         **identity,
@@ -142,44 +112,24 @@ def audit_row(key: str, dtype: str, index: int, left: dict[str, Any], right: dic
     }
 
 
-SURFACE = ("environment", "checkpoint", "tasks_sha256", "code_sha256", "caps", "visibility", "role_offset")
-
-
-def audit(left: Ledger, right: Ledger) -> tuple[list[Row], Summary]:
-    """The audit's rows, in the left run's order, and its summary. InputError when the runs share no precision."""
-    dtypes = [dtype for dtype in left.dtypes if dtype in right.dtypes]
+def audit(left: Run, right: Run) -> tuple[list[Row], Summary]:
+    """Returns the audit's rows, in the left run's order, and its summary, whose `gates` count each check over the
+    joined rows. InputError when the runs share no precision or no row."""
+    sides = rows_to_join(left), rows_to_join(right)
+    precisions = [list(dict.fromkeys(row["dtype"] for row in side.values())) for side in sides]
+    dtypes = [dtype for dtype in precisions[0] if dtype in precisions[1]]
     if not dtypes:
-        raise InputError(
-            f"{right.run.path}: expected a precision of {left.run.path} ({' '.join(left.dtypes)}), "
-            f"found {' '.join(right.dtypes)}"
-        )
-    keys = [[key for key in side.rows if side.dtype_of[key] in dtypes] for side in (left, right)]
-    both = [key for key in keys[0] if key in right.rows]
+        wanted, found = (" ".join(names) for names in precisions)
+        raise InputError(f"{right.path}: expected a precision of {left.path} ({wanted}), found {found}")
+    keys = [[key for key, row in side.items() if row["dtype"] in dtypes] for side in sides]
+    both = [key for key in keys[0] if key in sides[1]]
     if not both:
-        raise InputError(f"{right.run.path}: expected rows of {left.run.path}, found none of them")
-    rows = [audit_row(key, left.dtype_of[key], i, left.rows[key], right.rows[key]) for i, key in enumerate(both)]
-    return rows, audit_summary(left, right, dtypes, keys, rows)
-
-
-def audit_summary(left: Ledger, right: Ledger, dtypes: list[str], keys: list[list[str]], rows: list[Row]) -> Summary:
-    """Returns the head, whose `gates` count each check over the joined rows, and what one run alone has."""
-    present = set(keys[0]) & set(keys[1])
-    only = [[key for key in side if key not in present] for side in keys]
-    order = [key for key in keys[0] if key in present] == [key for key in keys[1] if key in present]
-    sections: dict[str, list[dict[str, int]]] = {}
-    for row in rows:
-        for section, counts in row["leaves"].items():
-            sections.setdefault(section, []).append(counts)
-    spans = {
-        section: {
-            "shared": [min(c["shared"] for c in counts), max(c["shared"] for c in counts)],
-            "scalars": [min(c["scalars"] for c in counts), max(c["scalars"] for c in counts)],
-            "unshared": max(c["unshared"] for c in counts),
-        }
-        for section, counts in sections.items()
-    }
+        raise InputError(f"{right.path}: expected rows of {left.path}, found none of them")
+    rows = [audit_row(index, sides[0][key], sides[1][key]) for index, key in enumerate(both)]
+    order = both == [key for key in keys[1] if key in sides[0]]
+    only = [[key for key in side if key not in sides[1 - i]] for i, side in enumerate(keys)]
     head = run_summary("audit", "-".join(dtypes), rows, {})
-    return {
+    return rows, {
         **head,
         "passed": head["passed"] and order and not only[0] and not only[1],
         "left": _side(left),
@@ -188,38 +138,48 @@ def audit_summary(left: Ledger, right: Ledger, dtypes: list[str], keys: list[lis
         "only_right": only[1],
         "order_equal": order,
         "joined": {mine: theirs for row in rows for mine, theirs in row["joined"].items()},
-        "leaves": spans,
-        "not_joined": [dtype for dtype in dict.fromkeys([*left.dtypes, *right.dtypes]) if dtype not in dtypes],
-        "surface": surface_differences(left.run.manifest, right.run.manifest, dtypes),
+        "leaves": leaf_spans(rows),
+        "not_joined": [dtype for dtype in dict.fromkeys([*precisions[0], *precisions[1]]) if dtype not in dtypes],
+        "surface": surface_differences(left, right, dtypes),
     }
 
 
-def _side(ledger: Ledger) -> dict[str, Any]:
-    return {"experiment": ledger.run.experiment, "rows": len(ledger.rows), "ledger_sha256": ledger.run.ledger_sha256}
+def leaf_spans(rows: list[Row]) -> dict[str, Any]:
+    """Returns {SECTION: {shared: [min, max], scalars: [min, max], unshared: max}} over the rows that have it."""
+    spans = {}
+    for section in dict.fromkeys(section for row in rows for section in row["leaves"]):
+        counts = [row["leaves"][section] for row in rows if section in row["leaves"]]
+        values = {kind: [one[kind] for one in counts] for kind in ("shared", "scalars", "unshared")}
+        ranges = {kind: [min(values[kind]), max(values[kind])] for kind in ("shared", "scalars")}
+        spans[section] = {**ranges, "unshared": max(values["unshared"])}
+    return spans
 
 
-def surface_differences(left: dict[str, Any], right: dict[str, Any], dtypes: list[str]) -> list[str]:
+def _side(run: Run) -> dict[str, Any]:
+    return {"experiment": run.experiment, "rows": len(run.rows), "ledger_sha256": run.ledger_sha256}
+
+
+def surface_differences(left: Run, right: Run, dtypes: list[str]) -> list[str]:
     """Returns one line per difference of the two manifests in numerics, versions, checkpoint, tasks, contract, code."""
     sides: list[dict[str, Any]] = []
-    for manifest in (left, right):
-        contracts = [one for one in manifest["numeric"] if one["dtype"] in dtypes]
+    for run in (left, right):
+        contracts = [one for one in run.numeric() if one["dtype"] in dtypes]
         # by dtype where each has one contract, so that a run of one precision meets the same precision of a crossing
         named = {one["dtype"]: one for one in contracts}
         numeric = named if len(named) == len(contracts) else {str(i): one for i, one in enumerate(contracts)}
-        sides.append({"numeric": numeric, **{key: manifest.get(key) for key in SURFACE}})
+        sides.append({"numeric": numeric, **{key: run.manifest.get(key) for key in SURFACE}})
     return compare_leaves(sides[0], sides[1]).lines("left", "right")
 
 
 def audit_lines(summary: Summary) -> list[str]:
-    """The check-by-check table for stdout, what differs, and the verdict."""
+    """Returns one line per check, what differs, and the verdict."""
     lines = []
     for name, counts in summary["gates"].items():
         section = summary["leaves"].get(name.removeprefix("leaves "))
-        span = "" if section is None else f"  ({'-'.join(map(str, dict.fromkeys(section['shared'])))} leaves a row)"
+        span = "" if section is None else f"  ({'-'.join(map(str, dict.fromkeys(section['shared'])))} leaves per row)"
         lines.append(f"{counts['passed']}/{counts['of']}  {name}{span}")
-    for side, only in (("left", summary["only_left"]), ("right", summary["only_right"])):
-        if only:
-            lines.append(f"rows of the {side} run alone: {len(only)}, {' '.join(only[:SHOWN])}")
+    only = {"left": summary["only_left"], "right": summary["only_right"]}
+    lines += [f"rows of the {side} run alone: {len(k)}, {' '.join(k[:SHOWN])}" for side, k in only.items() if k]
     if not summary["order_equal"]:
         lines.append("the two runs hold their common rows in different orders")
     if summary["not_joined"]:
@@ -232,21 +192,21 @@ def audit_lines(summary: Summary) -> list[str]:
     return [*lines, f"audit {summary['dtype']}: {agree}/{summary['rows']} rows agree; the runs {verdict}"]
 
 
-def write_audit(out: Path, left: Ledger, right: Ledger, rows: list[Row], summary: Summary, started: float) -> None:
+def write_audit(out: Path, left: Run, right: Run, rows: list[Row], summary: Summary, started: float) -> None:
     """Writes the audit as a run directory with the left run's numeric contracts and checkpoint. Rows that an earlier
     audit of the same runs wrote there are kept.
     """
     manifest: Manifest = {
         "schema": SCHEMA,
         "experiment": "audit",
-        "numeric": left.run.manifest["numeric"],
+        "numeric": left.manifest["numeric"],
         "environment": machine_record(),
-        "checkpoint": left.run.manifest["checkpoint"],
+        "checkpoint": left.manifest["checkpoint"],
         "code_sha256": code_sha256(),
         "left": _side(left),
         "right": _side(right),
         "row_order": [row_key(row) for row in rows],
-        "information": {"left": str(left.run.path), "right": str(right.run.path)},
+        "information": {"left": str(left.path), "right": str(right.path)},
     }
     directory = RunDirectory(out, manifest, fresh=False)
     try:
@@ -265,7 +225,7 @@ def write_audit(out: Path, left: Ledger, right: Ledger, rows: list[Row], summary
 def main(left: Path, right: Path, out: Path | None) -> None:
     def body() -> int:
         started = time.monotonic()
-        sides = read_ledger_to_join(left), read_ledger_to_join(right)
+        sides = read_finished(left)[0], read_finished(right)[0]
         rows, summary = audit(*sides)
         if out is not None:
             write_audit(out, *sides, rows, summary, started)

@@ -20,7 +20,7 @@ from experiments.run.exits import run_command
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, build_manifest, common_options, dtype_option
 from experiments.run.tasks import SHOWN_ID, Task, load_tasks, refuse_rows
-from minimodel.checkpoint import Checkpoint, open_checkpoint
+from minimodel.checkpoint import open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse
 from minimodel.files import inside, read_bytes
@@ -30,17 +30,6 @@ from minimodel.selfcheck import require_usable
 LIMIT = 512  # tokens of a generation, its end-of-sequence token included
 EOS = ("<|im_end|>", "<|endoftext|>")  # what Qwen2.5-Instruct's own generation settings stop at
 MAX_TEMPLATE_BYTES = 1 << 20
-
-
-def open_stock(directory: Path) -> Checkpoint:
-    """Opens the checkpoint and reads no weight. InputError for an adapted one."""
-    checkpoint = open_checkpoint(directory)
-    if checkpoint.contract is not None:
-        raise InputError(
-            f"{directory}: expected a stock checkpoint, found contract.json and a role table; "
-            "for an adapted checkpoint use python -m experiments.batch_control"
-        )
-    return checkpoint
 
 
 def encoded(tasks: list[Task], chat: Chat, context: int, path: Path) -> list[list[int]]:
@@ -60,16 +49,22 @@ def encoded(tasks: list[Task], chat: Chat, context: int, path: Path) -> list[lis
 
 def chat_input(model: Decoder, row: str, prompt: list[int], stop: tuple[int, ...]) -> Input:
     """Returns a task's chat prompt, to be generated to an end-of-sequence token or the limit."""
-
-    def derived(tokens: tuple[int, ...]) -> str:
-        return causal_sha256([*prompt, *tokens[:-1]])  # the last token never enters the decoder
-
-    return Input(row, tuple(prompt), lambda copies: chat_steps(model, prompt, copies, stop, LIMIT), derived)
+    return Input(
+        row,
+        tuple(prompt),
+        lambda copies: chat_steps(model, prompt, copies, stop, LIMIT),
+        lambda tokens: causal_sha256([*prompt, *tokens[:-1]]),  # the last token never enters the decoder
+    )
 
 
 def run_stock(options: RunOptions, dtype: str, template: str, eos: tuple[str, ...]) -> int:
     """Opens and checks everything, loads the model, and runs."""
-    numeric, checkpoint = options.numeric(dtype), open_stock(options.checkpoint)
+    numeric, checkpoint = options.numeric(dtype), open_checkpoint(options.checkpoint)
+    if checkpoint.contract is not None:
+        raise InputError(
+            f"{options.checkpoint}: expected a stock checkpoint, found contract.json and a role table; "
+            "for an adapted checkpoint use python -m experiments.batch_control"
+        )
     chat = Chat.of(TextCodec.load(inside(options.checkpoint, "tokenizer.json"), template), template, eos)
     if max(chat.stop) >= checkpoint.config.vocab_size:
         raise refuse("--eos", f"ids below vocab_size {checkpoint.config.vocab_size}", max(chat.stop))
