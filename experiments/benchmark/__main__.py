@@ -1,178 +1,210 @@
-"""Speed and memory of our kernels, of another implementation, and of the least that this machine needs for the same.
+"""Speed and memory of our kernels, beside another implementation and the least that this machine allows.
 
-One process takes the arms in turn after a warm-up: medians with quartiles, and ratios from samples of one round. The
-columns are our kernels by name and, with --reference, another implementation, such as transformers with DynamicCache
-and SDPA:
+One process runs the arms in turn after a warm-up and reports medians with quartiles, and ratios of samples of the same
+round. The columns are our kernels by name and, with --reference, another implementation, such as transformers with
+DynamicCache and SDPA:
 
     python -m experiments.benchmark --dtype bf16 --reference tests.hf.bench_arm
 
 Times are also shown over the arm's floor (its linear and SDPA calls alone, back to back) and over the time to read its
 bytes at the bandwidth measured in the same rounds. The raw bits of the timed logits and K/V are compared too: exit code
-3 where a column differs from one whose bits it promises. Load time and peak memory are measured in fresh processes.
+3 where a column differs from one whose bits it must have. Load time and peak memory are measured in fresh processes.
+
+--only batch measures rows decoded together against their number: rows per minute, tokens per second, bits and peak
+memory, beside the reference at one row at a time and in a padded batch of the same size.
+
 Writes benchmark.json, report.md and report.html with drawings.
 """
 
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
 from decode.contract import Contract
-from experiments.benchmark.arms import COLUMNS, Arm, available, open_ours, open_reference
-from experiments.benchmark.batch import batch_entry, broken_batches
-from experiments.benchmark.child import Job, Peak, in_child
-from experiments.benchmark.measures import Bench, Measured, build, decode, matrix, prefill
-from experiments.benchmark.options import (
-    COUNTS,
-    INPUTS,
-    LENGTHS,
-    OUTPUTS,
-    Asked,
-    BenchOptions,
-    asked,
-    chosen,
-)
+from experiments.benchmark import measures
+from experiments.benchmark.arms import COLUMNS, available, open_ours, open_reference
+from experiments.benchmark.measures import Bench, Entry
 from experiments.benchmark.report import check, printed, write
-from experiments.benchmark.results import Baseline, growth_entry, memory_entry, row_entry
-from experiments.run.costs import StreamingRead, rotated, weight_bytes
+from experiments.run import options
+from experiments.run.costs import StreamingRead
 from experiments.run.exits import DONE, GATE_FAILED, run_command
-from experiments.run.options import Command, git_state, with_options
 from experiments.run.tasks import load_tasks, prompt_states
 from minimodel.checkpoint import file_digests, open_checkpoint
+from minimodel.errors import InputError, refuse
 from minimodel.machine import cpu_model, machine_record
-from minimodel.numerics import NumericContract
+from minimodel.numerics import DTYPES, NumericContract
 
 SCHEMA = "stage-replay-benchmark-v1"
+PARTS = ("decode", "prefill", "build", "row", "batch", "memory", "growth")
+LENGTHS = {"context": (128, 512, 2048, 4096), "prefill": (512, 2000), "prefix": (2000,), "length": (8192,)}
+USERS = {"context": {"decode"}, "prefill": {"prefill"}, "prefix": {"build", "memory"}, "length": {"growth"}}
 
 
-def benchmark(options: BenchOptions) -> dict[str, Any]:
-    """Returns benchmark.json's object. Bad input is refused before anything is measured."""
-    numeric, parts = options.numeric, options.parts
-    checkpoint = open_checkpoint(options.checkpoint)
-    contract, config = Contract.load(checkpoint), checkpoint.config
-    lengths = asked(options, config.max_position_embeddings)
-    tasks, _ = load_tasks(options.tasks, 1)
-    prompts = prompt_states(tasks, contract, config.max_position_embeddings, options.tasks) if "row" in parts else []
-    names, omitted = available(chosen("--columns", options.columns, tuple(COLUMNS)), numeric, config)
-    bench, where = open_bench(options, contract, names)
-    baseline = Baseline.of(bench.arms, numeric.dtype)
-    measured = measure(bench, lengths, parts)
-    measured += [matrix(bench, task, prompt) for task, prompt in zip(tasks, prompts)]
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": where,
-        "checkpoint": {
-            "directory": str(options.checkpoint),
-            "sha256": file_digests(checkpoint),
-            "config": asdict(config),
-        },
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()},
-        "columns": [arm.name for arm in bench.arms],
-        "baseline": baseline.name,
-        "omitted": omitted + lengths.omitted,
-    }
-    broken: list[list[str]] = []
-    if "batch" in parts:
-        document["batch"] = batch_entry(bench, lengths.batch)
-        document["omitted"] += document["batch"]["omitted"]
-        broken = broken_batches(document["batch"])
-    if "growth" in parts:
-        grown = build(bench, lengths.longest, 1)
-        measured.append(grown)
-        document["growth"] = growth_entry(grown)
-    document["rows"] = [row_entry(one, baseline) for one in measured]
-    if "memory" in parts:
-        found = children(options, bench, lengths.prefix)
-        document["memory"] = memory_entry(found, baseline.name, weights_of(bench))
-    document["broken_promises"] = [[row["name"], *pair] for row in document["rows"] for pair in row["broken_promises"]]
-    document["broken_promises"] += broken
-    return document
+def number(name: str, default: int | None, text: str, metavar: str | None = None) -> options.Decorator:
+    """Returns an option for a number of at least 1."""
+    least = click.IntRange(min=1)
+    return click.option(name, type=least, default=default, show_default=default is not None, metavar=metavar, help=text)
 
 
-def open_bench(options: BenchOptions, contract: Contract, names: tuple[str, ...]) -> tuple[Bench, dict[str, Any]]:
-    """Returns the bench with its arms, and the machine's record, taken before any model is loaded."""
-    numeric = options.numeric
-    read = StreamingRead(numeric.torch_device, options.buffer << 20)
-    where = machine(numeric)
-    counts = (options.repeats, options.long_repeats, options.steps, options.block)
-    return Bench(open_arms(options, names), contract, numeric, *counts, read, options.note), where
+def tokens(name: str, text: str) -> options.Decorator:
+    """Returns an option for lengths in tokens."""
+    default = ",".join(map(str, LENGTHS[name]))
+    text = f"{text} [default: {default}, at most the model's context]"
+    return click.option(f"--{name}", metavar="N,N" if "," in default else "N", help=text)
 
 
-def measure(bench: Bench, lengths: Asked, parts: Sequence[str]) -> list[Measured]:
-    """Returns decode steps, prefills and the build, in that order."""
-    measured = [decode(bench, context) for context in lengths.contexts]
-    measured += [prefill(bench, length) for length in lengths.prefills]
-    if "build" in parts:
-        measured.append(build(bench, lengths.prefix, bench.long_repeats))
-    return measured
+OPTIONS: list[options.Decorator] = [
+    options.checkpoint_option(),
+    options.TASKS,
+    click.option("--dtype", type=click.Choice(list(DTYPES)), default="bf16", show_default=True,
+                 help="Dtype of every column."),
+    options.DEVICE,
+    options.THREADS,
+    click.option("--columns", default=",".join(COLUMNS), show_default=True, metavar="NAMES",
+                 help="Kernels to measure, one column each. ATTENTION+packed: with prepacked linear weights."),
+    click.option("--reference", metavar="MODULE",
+                 help="Another implementation as one more column: a module with open_arm(directory, numeric), such as "
+                 "tests.hf.bench_arm for transformers."),
+    click.option("--only", metavar="PARTS", help=f"Parts to measure, of {','.join(PARTS)}. [default: all but growth]"),
+    tokens("context", "decode: context lengths at which decode steps are timed."),
+    tokens("prefill", "prefill: prompt lengths that are taken in one call."),
+    tokens("prefix", "build, memory: length of the prefix that is built token by token, or loaded and run."),
+    click.option("--growth", is_flag=True,
+                 help="Also measure growth: build one long prefix; draw time and cache memory against its length."),
+    tokens("length", "growth: length of that prefix."),
+    number("--rows", measures.SIZES[-1], "batch: the first N tasks are decoded, 1, 2, 4, 8 and 16 at a time.", "N"),
+    number("--generate", None, "batch: tokens generated per row. [default: to the end of the answer]", "N"),
+    number("--repeats", 7, "Rounds of decode steps and prefills."),
+    number("--long-repeats", 7, "Rounds of builds, matrix rows (the first task), batches and loads."),
+    number("--steps", 24, "Decode steps per sample."),
+    number("--block", 128, "Tokens of a build per sample."),
+    number("--buffer", 1024, "Buffer whose reading gives the memory bandwidth; far beyond the CPU's caches.", "MIB"),
+    click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+                 help="Directory of benchmark.json and the report. [default: runs/benchmark-DTYPE]"),
+    options.FRESH,
+    options.QUIET,
+]  # fmt: skip
 
 
-def open_arms(options: BenchOptions, names: tuple[str, ...]) -> list[Arm]:
-    """Returns our arms in the columns' order, then the reference."""
-    arms: list[Arm] = [*open_ours(options.checkpoint, options.numeric, names)]
-    if options.reference is not None:
-        options.note(f"loading {options.reference}")
-        arms.append(open_reference(options.reference, options.checkpoint, options.numeric))
-    return arms
+def chosen(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of a comma-separated option in the order of `known`. InputError for any other name."""
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise refuse(option, f"names of {', '.join(known)}", name)
+    return tuple(name for name in known if name in names)
 
 
-def children(options: BenchOptions, bench: Bench, length: int) -> dict[str, list[Peak]]:
-    """Loads and runs every arm over `length` tokens in fresh processes, in turn."""
-    found: dict[str, list[Peak]] = {arm.name: [] for arm in bench.arms}
-    for number in range(options.long_repeats):
-        for name in rotated(list(found), number):
-            options.note(f"fresh process {number + 1} of {options.long_repeats}: {name}")
-            job = Job(
-                str(options.checkpoint.resolve()),
-                options.dtype,
-                options.device,
-                options.threads,
-                name if name in COLUMNS else None,
-                options.reference,
-                length,
-            )
-            found[name].append(in_child(job))
+def lengths(name: str, given: str | None, least: int, limit: int, omitted: list[str]) -> tuple[int, ...]:
+    """Returns the lengths of an option. InputError for a given one outside least..limit; a default beyond `limit` is
+    cut to it, and a sentence on that is added to `omitted`."""
+    if given is None:
+        omitted += [f"--{name} {n}: cut to max_position_embeddings {limit}" for n in LENGTHS[name] if n > limit]
+        return tuple(dict.fromkeys(min(n, limit) for n in LENGTHS[name] if n >= least))
+    try:
+        found = tuple(int(part) for part in given.split(","))
+    except ValueError:
+        raise InputError(f"--{name}: expected whole numbers with commas between, found {given!r}") from None
+    for length in found:
+        if not least <= length <= limit:
+            raise refuse(f"--{name}", f"{least} to max_position_embeddings {limit}", length)
     return found
 
 
-def weights_of(bench: Bench) -> int:
-    """Returns the bytes of the checkpoint's weights in the model dtype, role table included."""
-    table = bench.arms[0].model.role_embedding
-    return weight_bytes(bench.config, bench.numeric.dtype, 0 if table is None else table.shape[0])
-
-
-def machine(numeric: NumericContract) -> dict[str, Any]:
-    """Returns processor, cores, memory, numerics, versions and commit."""
+def benchmark(given: Entry) -> Entry:
+    """Returns benchmark.json's object. Bad input is refused before anything is measured."""
+    parts = PARTS[:-1] if given["only"] is None else chosen("--only", given["only"], PARTS)
+    parts += ("growth",) if given["growth"] and "growth" not in parts else ()
+    numeric = NumericContract(given["dtype"], given["device"], threads=given["threads"])
+    checkpoint = open_checkpoint(given["checkpoint"])
+    contract, config = Contract.load(checkpoint), checkpoint.config
+    least, context = max(given["steps"], measures.STEPS) + 2, config.max_position_embeddings
+    omitted: list[str] = []
+    used = [name for name, users in USERS.items() if users & set(parts)]
+    sizes = {name: lengths(name, given[name], least, context, omitted) for name in used}
+    tasks, _ = load_tasks(given["tasks"], given["rows"])
+    prompts = prompt_states(tasks, contract, context, given["tasks"]) if {"row", "batch"} & set(parts) else []
+    names, left_out = available(chosen("--columns", given["columns"], tuple(COLUMNS)), numeric, config)
     numeric.apply()
-    return {
+    where = {  # before any model is loaded
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "numeric": numeric.record(),
         "environment": machine_record(),
-        **git_state(),
+        **options.git_state(),
+    }
+    bench = open_bench(given, names, contract, numeric)
+    with torch.inference_mode():
+        found = measured(bench, parts, sizes, list(zip(tasks, prompts)), given["generate"])
+    return {
+        "schema": SCHEMA,
+        "machine": where,
+        "checkpoint": {
+            "directory": str(given["checkpoint"]),
+            "sha256": file_digests(checkpoint),
+            "config": asdict(config),
+        },
+        "options": {key: str(value) if isinstance(value, Path) else value for key, value in given.items()},
+        "columns": [arm.name for arm in bench.arms],
+        "baseline": bench.baseline,
+        "omitted": left_out + omitted + found.get("batch", {}).get("omitted", []),
+        **found,
     }
 
 
-def bench_options(command: Command) -> Command:
-    """Returns the command with every option."""
-    return with_options(command, [*INPUTS, *LENGTHS, *COUNTS, *OUTPUTS])
+def open_bench(given: Entry, names: tuple[str, ...], contract: Contract, numeric: NumericContract) -> Bench:
+    """Loads every arm: ours in the columns' order, then the reference."""
+    directory, module = given["checkpoint"], given["reference"]
+    note = (lambda text: None) if given["quiet"] else partial(click.echo, err=True)
+    read = StreamingRead(numeric.torch_device, given["buffer"] << 20)
+    arms = open_ours(directory, numeric, names)
+    if module is not None:
+        note(f"loading {module}")
+        arms.append(open_reference(module, directory, numeric))
+    fresh = partial(measures.in_fresh_process, directory.resolve(), numeric, module)
+    counts = {name: given[name] for name in ("repeats", "long_repeats", "steps", "block")}
+    return Bench(arms, contract, numeric, **counts, read=read, note=note, fresh=fresh)
+
+
+def measured(
+    bench: Bench,
+    parts: Sequence[str],
+    sizes: dict[str, tuple[int, ...]],
+    rows: list[measures.TaskRow],
+    limit: int | None,
+) -> Entry:
+    """Returns what was measured, and every column whose bits are not those that it must have."""
+    found = [measures.decode(bench, context) for context in sizes.get("context", ())]
+    found += [measures.prefill(bench, length) for length in sizes.get("prefill", ())]
+    found += [measures.build(bench, sizes["prefix"][0], bench.long_repeats)] if "build" in parts else []
+    found += [measures.matrix(bench, *rows[0])] if "row" in parts else []
+    more: Entry = {"batch": measures.batch(bench, rows, limit)} if "batch" in parts else {}
+    if "growth" in parts:
+        found.append(measures.build(bench, sizes["length"][0], 1))
+        more["growth"] = measures.growth_entry(found[-1])
+    if "memory" in parts:
+        more["memory"] = measures.memory(bench, sizes["prefix"][0])
+    broken = [[row["name"], *pair] for row in found for pair in row["broken_promises"]]
+    broken += more.get("batch", {}).get("broken_promises", [])
+    return {"rows": found, **more, "broken_promises": broken}
 
 
 @click.command(help=__doc__)
-@bench_options
-def main(**given: Any) -> None:
-    options = BenchOptions(**given)
-
+@partial(options.with_options, options=OPTIONS)
+def main(out: Path | None, fresh: bool, **given: Any) -> None:
     def body() -> int:
-        check(options.directory, options.fresh)
-        document = benchmark(options)
-        write(document, options.directory)
-        click.echo(printed(document))
-        click.echo(f"\nbenchmark: {options.directory}")
+        directory = out or Path("runs") / f"benchmark-{given['dtype']}"
+        check(directory, fresh)
+        document = benchmark(given)
+        write(document, directory)
+        click.echo(f"{printed(document)}\n\nbenchmark: {directory}")
         return GATE_FAILED if document["broken_promises"] else DONE
 
     run_command(body, "experiments.benchmark", resumes=False)

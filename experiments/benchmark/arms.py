@@ -1,4 +1,4 @@
-"""What is measured: one arm per column, their common input, and the floor of our arms."""
+"""What is measured: one arm per column, the tokens that every arm is given, and the floor of our arms."""
 
 import copy
 import importlib
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,60 +42,26 @@ FLOORED = ("repeat_kv", "packed_gqa")  # kernels that call SDPA once per layer
 SEED = 20260728  # of the workload's tokens
 
 
-class Arm(Protocol):
-    """One column of the benchmark."""
+class Arm:
+    """One column: our decoder under one pair of kernels. A reference overrides what it does otherwise.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def kernel(self) -> str:
-        """Our attention kernel that has this arm's bits under linear `plain`."""
-        ...
+    model: called as `minimodel.decoder.Decoder` by a `decode.stepper.Stepper`; has its `logits`, `config`, `rules` and
+    `numeric`. kernel: our attention kernel that has this arm's bits under linear `plain`.
+    """
 
-    @property
-    def model(self) -> Any:
-        """Called as `minimodel.decoder.Decoder`, with its `logits`, `config`, `rules` and `numeric`: one
-        `decode.stepper.Stepper` feeds every arm."""
-        ...
+    def __init__(self, name: str, model: Any, kernel: str) -> None:
+        self.name, self.model, self.kernel = name, model, kernel
 
     def new_cache(self, capacity: int, copies: int = COPIES) -> Any:
-        """Returns an empty cache. Its `len` is the number of tokens it holds."""
-        ...
-
-    def copy_cache(self, cache: Any, capacity: int) -> Any:
-        """Returns a copy that shares no storage, with room for `capacity` tokens."""
-        ...
+        """Returns an empty cache with `len`, the tokens it holds, and `copy(capacity)`, which shares no storage."""
+        return KVCache.for_model(self.model, copies, capacity)
 
     def tensors(self, cache: Any) -> list[Tensor]:
         """Returns keys then values [B, H_kv, n, D] of every layer, in forward order."""
-        ...
-
-    def row(self, task: Task, prompt: State) -> Row:
-        """Returns the ledger row of the retained-live matrix."""
-        ...
-
-
-@dataclass(frozen=True)
-class Ours:
-    """This project's decoder under one pair of kernels."""
-
-    name: str
-    model: Decoder
-
-    @property
-    def kernel(self) -> str:
-        return self.model.numeric.attention
-
-    def new_cache(self, capacity: int, copies: int = COPIES) -> KVCache:
-        return KVCache.for_model(self.model, copies, capacity)
-
-    def copy_cache(self, cache: KVCache, capacity: int) -> KVCache:
-        return cache.copy(capacity)
-
-    def tensors(self, cache: KVCache) -> list[Tensor]:
         return [tensor for _, _, tensor in cache.tensors()]
 
     def row(self, task: Task, prompt: State) -> Row:
+        """Returns the ledger row of the retained-live matrix."""
         progress = Progress(1, 0, quiet=True).row(task.id)
         return alone(RetainedLive(self.model, [task], [prompt]).row(0, progress))
 
@@ -105,21 +71,23 @@ def column_contract(name: str, numeric: NumericContract) -> NumericContract:
     return replace(numeric, kernels="/".join(COLUMNS[name]))
 
 
-def open_ours(directory: Path, numeric: NumericContract, names: tuple[str, ...], copies: int = COPIES) -> list[Ours]:
-    """Returns one arm per column, in order. Columns that differ in attention alone share one set of weights."""
+def open_ours(directory: Path, numeric: NumericContract, names: tuple[str, ...], copies: int = COPIES) -> list[Arm]:
+    """Returns one arm per column, in order. Columns that differ only in attention share one set of weights."""
     loaded: dict[str, Decoder] = {}
     arms = []
     for name in names:
         contract = column_contract(name, numeric)
         if contract.linear not in loaded:
             loaded[contract.linear] = load_model(directory, contract, copies)
-        arms.append(Ours(name, _under(loaded[contract.linear], contract)))
+        model = copy.copy(loaded[contract.linear])
+        model.numeric, model.attend = contract, ATTENTION_KERNELS[contract.attention]
+        arms.append(Arm(name, model, contract.attention))
     return arms
 
 
 def open_reference(module: str, directory: Path, numeric: NumericContract) -> Arm:
     """Returns `open_arm(directory, numeric)` of the named module: another implementation, loaded as its users load it.
-    InputError where there is no such module or it has no `open_arm`."""
+    InputError where the module cannot be imported or has no `open_arm`."""
     try:
         found = importlib.import_module(module)
     except ImportError as error:
@@ -139,17 +107,9 @@ def available(
     return kept, [f"column {name}: {reason}" for name, reason in without.items()]
 
 
-def _under(model: Decoder, contract: NumericContract) -> Decoder:
-    """Returns the same weights under another attention kernel."""
-    other = copy.copy(model)
-    other.numeric, other.attend = contract, ATTENTION_KERNELS[contract.attention]
-    return other
-
-
 @dataclass(frozen=True)
 class Workload:
-    """Random ordinary tokens of one request: a fifth prompt, a fifth per branch, the rest merge. So the last tokens
-    attend to every key, and no branch attends to another."""
+    """Tokens of one request with their roles."""
 
     contract: Contract
     tokens: tuple[int, ...]
@@ -158,7 +118,8 @@ class Workload:
 
     @classmethod
     def of(cls, contract: Contract, length: int, device: torch.device) -> "Workload":
-        """Returns `length` tokens. Blocks scale with the length: a shorter workload is no prefix of a longer one."""
+        """Returns `length` random ordinary tokens: a fifth prompt, a fifth per branch, the rest merge. So the last
+        tokens attend to every key. Blocks scale with the length: a shorter workload is not a prefix of a longer one."""
         ordinary = contract.ordinary.nonzero().flatten()
         chosen = torch.randint(len(ordinary), (length,), generator=torch.Generator().manual_seed(SEED))
         roles = tuple(min(5 * slot // length, MERGE) for slot in range(length))
@@ -190,44 +151,36 @@ class Workload:
         return FunctionalRecord.of_state(self.tokens[:length], self.roles[:length], visibility)
 
 
-class Floor:
-    """Runs the linear and SDPA calls of one forward call of T tokens over S keys, and of the last logits, back to back.
+def floor(model: Decoder, mask: Tensor) -> Callable[[], None]:
+    """Returns a function that runs the linear and SDPA calls of one forward call and of its last logits, back to back.
 
-    The linear calls are the model's own, the inputs fixed random numbers, and K/V is laid out as in the model's cache.
+    mask: bool [B, 1, T, S] of the call. The linear calls are the model's own, the inputs fixed random numbers, and K/V
+    is laid out as in the model's cache.
     """
+    config, numeric, (length, key_length) = model.config, model.numeric, mask.shape[2:]
+    assert numeric.attention in FLOORED, "only a kernel of one SDPA call per layer has a floor"
+    generator = torch.Generator().manual_seed(0)
 
-    def __init__(self, model: Decoder, length: int, key_length: int, mask: Tensor) -> None:
-        """mask: bool [B, 1, T, S]."""
-        config, numeric = model.config, model.numeric
-        assert numeric.attention in FLOORED, "only a kernel of one SDPA call per layer has a floor"
-        self._model, self._mask = model, mask
-        generator = torch.Generator().manual_seed(0)
+    def random(*shape: int) -> Tensor:
+        return torch.randn(COPIES, *shape, generator=generator).to(numeric.torch_dtype).to(numeric.torch_device)
 
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator).to(numeric.torch_dtype).to(numeric.torch_device)
+    heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    hidden, product = random(length, config.hidden_size), random(length, config.intermediate_size)
+    attended, query = random(length, heads * size), random(length, heads, size).transpose(1, 2)
+    if numeric.attention == "packed_gqa" and length == 1:
+        query = query.reshape(COPIES, kv_heads, heads // kv_heads, size)
+    cache = KVCache.for_model(model, COPIES, key_length)
+    for layer in range(config.num_hidden_layers):
+        cache.append(layer, random(kv_heads, key_length, size), random(kv_heads, key_length, size))
+    repeated = {"scale": size**-0.5, "enable_gqa": query.shape[1] != kv_heads}
 
-        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        self._hidden = random(COPIES, length, config.hidden_size)
-        self._attended = random(COPIES, length, heads * size)
-        self._product = random(COPIES, length, config.intermediate_size)
-        self._query = random(COPIES, length, heads, size).transpose(1, 2)
-        if numeric.attention == "packed_gqa" and length == 1:
-            self._query = self._query.reshape(COPIES, kv_heads, heads // kv_heads, size)
-        self._cache = KVCache.for_model(model, COPIES, key_length)
-        for layer in range(config.num_hidden_layers):
-            self._cache.append(layer, *(random(COPIES, kv_heads, key_length, size) for _ in range(2)))
-
-    def __call__(self) -> None:
-        """Runs every product of the call once."""
-        hidden, scale = self._hidden, self._model.config.head_dim**-0.5
-        grouped = self._query.shape[1] != self._model.config.num_key_value_heads
-        for index, layer in enumerate(self._model.layers):
+    def run() -> None:
+        for index, layer in enumerate(model.layers):
             layer.qkv_proj(hidden)
-            keys, values = self._cache.keys(index), self._cache.values(index)
-            F.scaled_dot_product_attention(
-                self._query, keys, values, attn_mask=self._mask, scale=scale, enable_gqa=grouped
-            )
-            layer.o_proj(self._attended)
+            F.scaled_dot_product_attention(query, cache.keys(index), cache.values(index), mask, **repeated)
+            layer.o_proj(attended)
             layer.gate_up_proj(hidden)
-            layer.down_proj(self._product)
-        self._model.lm_head(hidden[:, -1:].contiguous())
+            layer.down_proj(product)
+        model.lm_head(hidden[:, -1:].contiguous())
+
+    return run

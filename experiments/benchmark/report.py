@@ -1,7 +1,6 @@
 """Writes benchmark.json and the report: tables and drawings from that object alone."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from minimodel.errors import InputError
 
 DOCUMENT = "benchmark.json"
 KEYS = ("schema", "machine")  # by which a benchmark.json is recognised as ours
-ABSENT = ""
 
 
 def check(directory: Path, fresh: bool) -> None:
@@ -28,34 +26,31 @@ def check(directory: Path, fresh: bool) -> None:
 
 def write(document: dict[str, Any], directory: Path) -> None:
     """Writes benchmark.json, report.md, report.html and the drawings. An earlier benchmark is set aside."""
-    if directory.exists() and any(directory.iterdir()):
+    if directory.exists():
         set_aside(directory, DOCUMENT, KEYS)
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False)
     write_whole(directory / DOCUMENT, text + "\n")
-    write_report(report(document), directory)
-
-
-def report(document: dict[str, Any]) -> Report:
-    """Returns the report."""
     blocks: list[Block] = [Paragraph(text) for text in described(document)]
-    blocks += [Alert(text, "Broken promise") for text in broken(document)]
+    blocks += [Alert(text, "Other bits") for text in broken(document)]
     if (document["rows"] or "batch" in document) and not document["broken_promises"]:
-        blocks.append(Verdict("Every column has the bits that it promises."))
+        blocks.append(Verdict("Every column has the bits that it must have."))
     blocks += tables(document)
-    if "batch" in document:
-        blocks.append(batch_figure(document))
-    if "growth" in document:
-        blocks += growth_figures(document)
-    return Report("Speed and memory", tuple(blocks))
+    blocks += [batch_figure(document)] if "batch" in document else []
+    blocks += growth_figures(document) if "growth" in document else []
+    write_report(Report("Speed and memory", tuple(blocks)), directory)
+
+
+def printed(document: dict[str, Any]) -> str:
+    """Returns the same tables for the terminal."""
+    parts = ["\n".join(described(document)), *map(markdown_table, tables(document))]
+    return "\n\n".join([*parts, *broken(document)])
 
 
 def tables(document: dict[str, Any]) -> list[Table]:
     """Returns the tables of what was measured."""
-    found = [speed_table(document)] if document["rows"] else []
-    found += [memory_table(document)] if "memory" in document else []
-    found += [batch_table(document)] if "batch" in document else []
-    return found + ([growth_table(document)] if "growth" in document else [])
+    made = {"rows": speed_table, "memory": memory_table, "batch": batch_table, "growth": growth_table}
+    return [make(document) for part, make in made.items() if document.get(part)]
 
 
 def described(document: dict[str, Any]) -> list[str]:
@@ -67,7 +62,7 @@ def described(document: dict[str, Any]) -> list[str]:
     return [
         f"{where['cpu']}, {where['cores']} cores, {numeric['threads']} threads, {numeric['device']}; torch "
         f"{where['environment']['torch']}, {where['environment']['cpu_capability']}; commit {commit[:12]}{dirty}; load "
-        + (f"average {min(busy):.2f} to {max(busy):.2f}." if busy else "not taken."),
+        + (f"average {min(busy):.2f} to {max(busy):.2f}." if busy else "not measured."),
         f"{document['checkpoint']['directory']}: {config['num_hidden_layers']} layers, hidden {config['hidden_size']}, "
         f"vocabulary {config['vocab_size']}; {numeric['dtype']}, two copies. {options['repeats']} rounds of short and "
         f"{options['long_repeats']} of long measurements.",
@@ -77,14 +72,8 @@ def described(document: dict[str, Any]) -> list[str]:
 
 
 def broken(document: dict[str, Any]) -> list[str]:
-    """Returns one sentence per broken promise."""
+    """Returns one sentence per column whose bits are not those that it must have."""
     return [f"{row}: {a} has other bits than {b}" for row, a, b in document["broken_promises"]]
-
-
-def printed(document: dict[str, Any]) -> str:
-    """Returns the same tables for the terminal."""
-    parts = ["\n".join(described(document)), *map(markdown_table, tables(document))]
-    return "\n\n".join([*parts, *broken(document)])
 
 
 def speed_table(document: dict[str, Any]) -> Table:
@@ -92,43 +81,55 @@ def speed_table(document: dict[str, Any]) -> Table:
     names, baseline = document["columns"], document["baseline"]
     lines: list[list[str]] = []
     for row in document["rows"]:
-        cells = row["columns"]
-        lines.append([f"{row['name']}: {row['unit']}", *(_figure(cells[n]["seconds"], row) for n in names)])
-        lines.append([f"times as fast as {baseline}", *(_times(cells[n]["speed"]) for n in names)])
-        if any("over_floor" in cells[n] for n in names):
-            lines.append(["over its floor", *(_times(cells[n].get("over_floor")) for n in names)])
+        cells = [row["columns"][name] for name in names]
+        lines.append([f"{row['name']}: {row['unit']}", *(_figure(cell["seconds"], row) for cell in cells)])
+        lines.append([f"times as fast as {baseline}", *(_times(cell["speed"]) for cell in cells)])
+        if any("over_floor" in cell for cell in cells):
+            lines.append(["over its floor", *(_times(cell.get("over_floor")) for cell in cells)])
         if row["limit"] is not None:
             label = f"over the read limit of {row['limit']['seconds']['median'] * 1e3:.3g} ms"
-            lines.append([label, *(_times(cells[n].get("over_limit")) for n in names)])
-        lines.append([f"bits against {baseline}", *(cells[n]["bits"] for n in names)])
+            lines.append([label, *(_times(cell["over_limit"]) for cell in cells)])
+        lines.append([f"bits against {baseline}", *(cell["bits"] for cell in cells)])
     return table("Speed: median [quartiles]", ["", *names], lines)
 
 
 def memory_table(document: dict[str, Any]) -> Table:
     """Returns load time and peak memory, each arm in fresh processes."""
-    names, memory = document["columns"], document["memory"]
-    cells = memory["columns"]
-    lines = [["loading: s", *(_spread(cells[n]["seconds"], 1.0) for n in names)]]
-    lines.append([f"times as fast as {document['baseline']}", *(_times(cells[n]["speed"]) for n in names)])
+    names, weights = document["columns"], document["memory"]["weights"]
+    cells = [document["memory"]["columns"][name] for name in names]
+    lines = [["loading: s", *(_spread(cell["seconds"], 1.0) for cell in cells)]]
+    lines.append([f"times as fast as {document['baseline']}", *(_times(cell["speed"]) for cell in cells)])
     for key, label in (("imports", "imported"), ("loaded", "peak until loaded"), ("peak", "peak of it all")):
-        lines.append([f"memory, {label}: MB", *(f"{cells[n][key]['median'] / 1e6:.0f}" for n in names)])
-    loading = [f"{(cells[n]['loaded']['median'] - 1.1 * memory['weights']) / 1e6:.0f}" for n in names]
-    lines.append(["peak until loaded beyond 1.1 times the weights: MB", *loading])
-    return table(f"Fresh processes; weights of {memory['weights'] / 1e6:.0f} MB", ["", *names], lines)
+        lines.append([f"memory, {label}: MB", *(f"{cell[key]['median'] / 1e6:.0f}" for cell in cells)])
+    beyond = [f"{(cell['loaded']['median'] - 1.1 * weights) / 1e6:.0f}" for cell in cells]
+    lines.append(["peak until loaded beyond 1.1 times the weights: MB", *beyond])
+    return table(f"Fresh processes; weights of {weights / 1e6:.0f} MB", ["", *names], lines)
 
 
 def growth_table(document: dict[str, Any]) -> Table:
     """Returns the cost of an incremental build against its length, at up to twelve of the measured lengths."""
     names, growth = document["columns"], document["growth"]
-    ends = growth["ends"]
-    shown = sorted({round(i * (len(ends) - 1) / 11) for i in range(12)})
     lines = []
-    for at in shown:
-        steps = [f"{growth['step_seconds'][n][at] * 1e3:.3g}" for n in names]
-        totals = [f"{growth['total_seconds'][n][at]:.3g}" for n in names]
-        held = f"{growth['cache_bytes'][at] / 1e6:.3g}"
-        lines.append([str(ends[at]), held, *(f"{s} / {t}" for s, t in zip(steps, totals))])
-    return table("Growth: ms a step there / s in all until there", ["context", "K/V, MB", *names], lines)
+    for at in sorted({round(i * (len(growth["ends"]) - 1) / 11) for i in range(12)}):
+        cells = [f"{growth['step_seconds'][n][at] * 1e3:.3g} / {growth['total_seconds'][n][at]:.3g}" for n in names]
+        lines.append([str(growth["ends"][at]), f"{growth['cache_bytes'][at] / 1e6:.3g}", *cells])
+    return table("Growth: ms per step there / s in all up to there", ["context", "K/V, MB", *names], lines)
+
+
+def batch_table(document: dict[str, Any]) -> Table:
+    """Returns rates, speed, bits and memory by series and number of rows decoded together."""
+    entry, lines = document["batch"], []
+    for name, cells in entry["series"].items():
+        for size, cell in cells.items():
+            rates = [f"{cell['rows_per_minute']:.3g}", f"{cell['tokens_per_second']:.4g}"]
+            other = f"differ in {cell['rows_with_other_bits']} rows, the text in {cell['rows_with_other_text']}"
+            bits = cell["bits"] if cell["bits"] == "equal" else other
+            speeds = [_times(cell["speed"]), _times(cell["speed_over_baseline"])]
+            lines.append([name, size, *rates, *speeds, bits, f"{cell['peak_bytes'] / 1e6:.0f}"])
+    header = ["", "rows together", "rows per minute", "tokens per second", "times as fast as one at a time"]
+    header += [f"as {document['baseline']} one at a time", "bits against one at a time", "peak memory, MB"]
+    end = "to the end of its answer" if entry["limit"] is None else f"for {entry['limit']} tokens"
+    return table(f"{entry['rows']} rows decoded together, each from its prompt {end}", header, lines)
 
 
 def _figure(spread: dict[str, Any], row: dict[str, Any]) -> str:
@@ -140,59 +141,38 @@ def _figure(spread: dict[str, Any], row: dict[str, Any]) -> str:
 
 
 def _spread(spread: dict[str, Any], scale: float, digits: int = 3) -> str:
-    median, (low, high) = spread["median"], spread["quartiles"]
-    return f"{_digits(median * scale, digits)} [{_digits(low * scale, digits)}, {_digits(high * scale, digits)}]"
+    values = [scale * value for value in (spread["median"], *spread["quartiles"])]
+    median, low, high = (f"{v:.0f}" if v >= 10 ** (digits - 1) else f"{v:.{digits}g}" for v in values)
+    return f"{median} [{low}, {high}]"
 
 
 def _times(spread: dict[str, Any] | None) -> str:
-    if spread is None:
-        return ABSENT
-    low, high = spread["quartiles"]
-    return f"{spread['median']:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def _digits(value: float, digits: int) -> str:
-    return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
-
-
-def batch_table(document: dict[str, Any]) -> Table:
-    """Returns, by series and size: tokens per second of all requests, speed against one at a time, and the bits."""
-    entry, lines = document["batch"], []
-    for name, cells in entry["series"].items():
-        for size, cell in cells.items():
-            held = f"{entry['cache_bytes'][size] / 1e6:.3g}"
-            rate = f"{1 / cell['seconds']['median']:.4g}"
-            lines.append([name, size, rate, _times(cell["speed"]), cell["bits"], held])
-    header = ["", "requests", "tokens/s", "times one at a time", "bits against one at a time", "K/V, MB"]
-    return table(f"Requests decoded together, context {entry['context']}", header, lines)
+    return "" if spread is None else "{:.2f} [{:.2f}, {:.2f}]".format(spread["median"], *spread["quartiles"])
 
 
 def batch_figure(document: dict[str, Any]) -> Figure:
-    """Returns throughput against the number of requests, a line per series; one request at a time is a point."""
-    series = document["batch"]["series"]
+    """Returns throughput against the number of rows decoded together, a line per series."""
     columns = [
-        (name, {size: f"{1 / cell['seconds']['median']:.4g}" for size, cell in found.items()})
-        for name, found in series.items()
+        (name, {size: f"{cell['tokens_per_second']:.4g}" for size, cell in cells.items()})
+        for name, cells in document["batch"]["series"].items()
     ]
-    data = column_table("Throughput, tokens/s", "requests", columns)
-    caption = "Throughput against the number of requests decoded together."
-    return line_chart("batch", caption, data, ("requests decoded together", "tokens/s of all requests"))
+    data = column_table("Throughput, tokens/s", "rows together", columns)
+    caption = "Throughput against the number of rows decoded together."
+    return line_chart("batch", caption, data, ("rows decoded together", "tokens/s of all rows"))
 
 
 def growth_figures(document: dict[str, Any]) -> list[Figure]:
     """Returns three drawings over the context length: cost per step, cost so far, memory."""
-    growth, names = document["growth"], document["columns"]
-    steps = {n: [s * 1e3 for s in growth["step_seconds"][n]] for n in names}
+    growth = document["growth"]
+    steps = {name: [seconds * 1e3 for seconds in found] for name, found in growth["step_seconds"].items()}
     held = {"K and V, two copies": [size / 1e6 for size in growth["cache_bytes"]]}
-    step, build = "Cost of a decode step against its context.", "Cost of a whole incremental build against its length."
-    return [
-        _growth("growth-step", growth["ends"], steps, "ms per step", step),
-        _growth("growth-build", growth["ends"], growth["total_seconds"], "s in all", build),
-        _growth("growth-cache", growth["ends"], held, "MB", "Memory of the cache against its length."),
-    ]
-
-
-def _growth(name: str, ends: Sequence[int], curves: dict[str, list[float]], unit: str, caption: str) -> Figure:
-    lines = [[str(end), *(f"{values[at]:.3g}" for values in curves.values())] for at, end in enumerate(ends)]
-    data = table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
-    return line_chart(name, caption, data, ("tokens in the cache", unit))
+    figures = []
+    for name, curves, unit, caption in (
+        ("growth-step", steps, "ms per step", "Time of a decode step against its context."),
+        ("growth-build", growth["total_seconds"], "s in all", "Time of an incremental build against its length."),
+        ("growth-cache", held, "MB", "Memory of the cache against its length."),
+    ):
+        lines = [[str(end), *(f"{each[at]:.3g}" for each in curves.values())] for at, end in enumerate(growth["ends"])]
+        data = table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
+        figures.append(line_chart(name, caption, data, ("tokens in the cache", unit)))
+    return figures

@@ -108,39 +108,26 @@ def row_cache_bytes(config: ModelConfig, dtype: str, prefix: int, suffix: int) -
     return (CACHES - 1) * cache_bytes(config, dtype, prefix) + cache_bytes(config, dtype, prefix + suffix)
 
 
-class SpreadEntry(TypedDict):
-    """A `Spread` in JSON."""
+class Spread(TypedDict):
+    """Median and quartiles of samples or of ratios."""
 
     median: float
     quartiles: list[float]
     n: int
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median and quartiles of samples or of ratios."""
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> "Spread":
-        """Returns the spread of samples, with inclusive quartiles. One sample is its own median and quartiles."""
-        if len(samples) == 1:
-            return cls(samples[0], samples[0], samples[0], 1)
-        low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
-        return cls(statistics.median(samples), low, high, len(samples))
-
-    def as_dict(self) -> SpreadEntry:
-        return {"median": self.median, "quartiles": [self.low, self.high], "n": self.n}
+def spread(samples: Sequence[float]) -> Spread:
+    """Returns the spread of samples, with inclusive quartiles. One sample is its own median and quartiles."""
+    if len(samples) == 1:
+        return {"median": samples[0], "quartiles": [samples[0]] * 2, "n": 1}
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return {"median": statistics.median(samples), "quartiles": [low, high], "n": len(samples)}
 
 
-def interleaved(samples: Mapping[str, Sample], repeats: int, warm_up: int = 1) -> Rounds:
+def interleaved(samples: Mapping[T, Sample], repeats: int, warm_up: int = 1) -> dict[T, list[float]]:
     """Returns the samples of `repeats` rounds after `warm_up` dropped ones. Each round begins with another arm."""
     names = list(samples)
-    found: Rounds = {name: [] for name in names}
+    found: dict[T, list[float]] = {name: [] for name in names}
     for number in range(warm_up + repeats):
         for name in rotated(names, number):
             seconds = samples[name]()
@@ -157,7 +144,7 @@ def rotated(arms: Sequence[T], number: int) -> list[T]:
 
 def ratios(base: Sequence[float], other: Sequence[float]) -> Spread:
     """Returns base / other, round by round: how many times as fast the other is."""
-    return Spread.of([left / right for left, right in zip(base, other, strict=True)])
+    return spread([left / right for left, right in zip(base, other, strict=True)])
 
 
 class Stopwatch:

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments.benchmark.arms import Ours
+from experiments.benchmark.arms import Arm
 from minimodel.load import load_model
 from minimodel.numerics import NumericContract
 from tests.helpers import flip_bit
 
 
-class FlippedTwin(Ours):
+class FlippedTwin(Arm):
     def tensors(self, cache: Any) -> list[Tensor]:
         tensors = [tensor.clone() for tensor in super().tensors(cache)]
         flip_bit(tensors[-1], (1, -1, -1, -1))
@@ -19,4 +19,4 @@ class FlippedTwin(Ours):
 
 
 def open_arm(directory: Path, numeric: NumericContract) -> FlippedTwin:
-    return FlippedTwin("flipped twin", load_model(directory, numeric))
+    return FlippedTwin("flipped twin", load_model(directory, numeric), numeric.attention)

@@ -1,19 +1,28 @@
-"""The benchmark on a tiny checkpoint: what it says is what was measured, and wrong bits are told."""
+"""The benchmark on a tiny checkpoint: its arms, floors and fresh processes, what it reports, and bits that differ."""
 
 import json
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from functools import partial
 
 import pytest
-from click.testing import Result
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-import experiments.benchmark.batch as batch
-from experiments.benchmark.arms import COLUMNS, available
+import decode.batched as batched
+from cache.kv import KVCache
+from decode.contract import Contract
+from decode.state import State
+from experiments.benchmark.__main__ import lengths
+from experiments.benchmark.arms import COLUMNS, Workload, available, floor, open_ours
+from experiments.benchmark.measures import Row, in_fresh_process, padded, run_workload, together
 from minimodel.bits import COPIES, bits
+from minimodel.checkpoint import open_checkpoint
 from minimodel.config import ModelConfig
+from minimodel.roles import NUM_ROLES
 from tests.conftest import numeric
 from tests.experiments.commands import write_tasks
 from tests.experiments.runs import call, one_line
+from tests.helpers import refused
 from tests.tiny import CONFIG, write_checkpoint
 
 LAYERS = {"num_hidden_layers": 2}
@@ -25,28 +34,120 @@ SHORT = ["--quiet", *(text for key, value in COUNTS.items() for text in (f"--{ke
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """A checkpoint, tasks, and one finished benchmark with a reference of equal bits."""
     root = tmp_path_factory.mktemp("benchmark")
     write_checkpoint(root / "tiny", config=LAYERS, contract={"caps": {"branch": 3, "merge": 4, "answer": 2}})
-    write_tasks(root / "tasks.jsonl", 1)
-    lengths = ["--context", "24,48", "--prefill", "48", "--prefix", "60", "--growth", "--length", "100"]
+    write_tasks(root / "tasks.jsonl", 3)
+    sizes = ["--context", "24,48", "--prefill", "48", "--prefix", "60", "--growth", "--length", "100"]
     only = "decode,prefill,build,row,batch"
-    done = bench(root, "done", *lengths, "--only", only, "--reference", TWIN)
+    done = bench(root, "done", *sizes, "--only", only, "--reference", TWIN)
     assert done.exit_code == 0, done.output
     return root
 
 
-def bench(root: Path, out: str, *more: object) -> Result:
+def bench(root, out, *more):
     files = ["--checkpoint", root / "tiny", "--tasks", root / "tasks.jsonl", "--out", root / out]
     return call("benchmark", *files, *SHORT, *more, cwd=root)
 
 
-def document(root: Path, out: str = "done") -> dict[str, Any]:
+def document(root, out="done"):
     return json.loads((root / out / "benchmark.json").read_text())
 
 
-def test_every_row_has_every_column_with_its_samples(place: Path) -> None:
+def test_columns_share_weights_and_differ_in_kernels(tiny_directory):
+    names, omitted = available(tuple(COLUMNS), numeric("bf16"), open_checkpoint(tiny_directory).config)
+    assert len(names) + len(omitted) == len(COLUMNS)
+    arms = open_ours(tiny_directory, numeric("bf16"), names)
+    models = {arm.name: arm.model for arm in arms}
+    for name, model in models.items():
+        assert (model.numeric.attention, model.numeric.linear) == COLUMNS[name]
+    assert models["repeat_kv"].embed_tokens is models["packed_gqa"].embed_tokens
+    assert models["repeat_kv"].attend is not models["packed_gqa"].attend
+
+
+def test_workload_has_every_kind_of_block_and_only_ordinary_tokens(contract):
+    work = Workload.of(contract, 50, torch.device("cpu"))
+    assert all(contract.is_ordinary(token) for token in work.tokens) and set(work.roles) == set(range(NUM_ROLES - 1))
+    assert list(work.roles) == sorted(work.roles) and work.tokens == Workload.of(contract, 50, work.device).tokens
+    assert work.call(50)[3][0, 0, -1].all(), "the last token sees every key"
+
+
+class Products(TorchDispatchMode):
+    """Counts products and attention by name and shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "linear", "_linear_pointwise") or "attention" in name:
+            self.seen[name, *(tuple(a.shape) for a in args if isinstance(a, torch.Tensor))] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [name for name in COLUMNS if name != "invariant"])
+@pytest.mark.parametrize("length", [1, 20])
+def test_floor_makes_exactly_the_arms_products(name, length, tiny_directory):
+    _, omitted = available(("repeat_kv", name), numeric("bf16"), open_checkpoint(tiny_directory).config)
+    if omitted:
+        pytest.skip(omitted[0])
+    [arm] = open_ours(tiny_directory, numeric("bf16"), (name,))
+    work = Workload.of(Contract.load(tiny_directory), 40, torch.device("cpu"))
+    tokens, roles, positions, mask = work.call(40)
+    with torch.no_grad():
+        cache = KVCache.for_model(arm.model, COPIES, 40)
+        if length < 40:
+            arm.model(*work.call(40 - length), cache)
+        part = slice(40 - length, 40)
+        with Products() as model:
+            hidden = arm.model(tokens[:, part], roles[:, part], positions[:, part], mask[:, :, part], cache)
+            arm.model.logits(hidden[:, -1:])
+        run = floor(arm.model, mask[:, :, part])
+        with Products() as alone:
+            run()
+    # packed, a step takes q, k, v as one product and gate, up as one; a call of more rows takes each alone
+    products = 5 if arm.model.numeric.linear == "packed" and length == 1 else 8
+    assert sum(model.seen.values()) == products * 3 + 1
+    assert alone.seen == model.seen
+
+
+def fresh(directory):
+    """Loads and runs one arm in a process of its own."""
+    return in_fresh_process(directory, numeric("bf16"), None, "repeat_kv", partial(run_workload, 40))
+
+
+def test_memory_is_of_the_arm_alone(tmp_path):
+    """A larger checkpoint raises the peak by its weights; ballast in this process does not."""
+    ballast = torch.ones(1 << 26)  # 256 MB
+    large = {"hidden_size": 1024, "intermediate_size": 4096}
+    found, sizes = {}, {}
+    for name, config in (("small", {}), ("large", large)):
+        directory = write_checkpoint(tmp_path / name, config=config)
+        sizes[name] = (directory / "model.safetensors").stat().st_size
+        found[name] = fresh(directory)
+        assert found[name]["imports"] <= found[name]["loaded"] <= found[name]["peak"] and found[name]["seconds"] > 0
+    grown = {name: found[name]["loaded"] - found[name]["imports"] for name in found}
+    assert sizes["large"] > 80e6 and ballast[0] == 1
+    assert grown["small"] < 60e6 < 0.9 * sizes["large"] < grown["large"] < sizes["large"] + 60e6
+
+
+def test_a_child_that_fails_is_one_line(tmp_path):
+    with refused("child process", "nowhere"):
+        fresh(tmp_path / "nowhere")
+
+
+def test_defaults_are_cut_to_the_context():
+    omitted = []
+    assert lengths("context", None, 26, 2048, omitted) == (128, 512, 2048)
+    assert lengths("length", None, 26, 2048, omitted) == (2048,) and lengths("prefix", None, 26, 2048, []) == (2000,)
+    assert omitted == [f"--{n}: cut to max_position_embeddings 2048" for n in ("context 4096", "length 8192")]
+    with refused("--length", "8192"):
+        lengths("length", "8192", 26, 2048, [])
+
+
+def test_every_row_has_every_column_with_its_samples(place):
     found = document(place)
     assert found["columns"] == [*HERE, "twin"] and found["baseline"] == "twin"
     assert all(any(sentence in text for text in found["omitted"]) for sentence in OMITTED)
@@ -62,7 +163,7 @@ def test_every_row_has_every_column_with_its_samples(place: Path) -> None:
     assert found["machine"]["numeric"]["threads"] == 1 and found["machine"]["environment"]["torch"]
 
 
-def test_bits_are_compared_with_the_reference(place: Path) -> None:
+def test_bits_are_compared_with_the_reference(place):
     rows = {row["name"]: row["columns"] for row in document(place)["rows"]}
     for cells in rows.values():
         same = {cell["bits_sha256"] for cell in cells.values() if cell["bits"] == "equal"}
@@ -72,7 +173,7 @@ def test_bits_are_compared_with_the_reference(place: Path) -> None:
     assert document(place)["broken_promises"] == []
 
 
-def test_one_flipped_bit_ends_it_with_three(place: Path) -> None:
+def test_one_flipped_bit_ends_it_with_three(place):
     done = bench(
         place, "flipped", "--only", "decode", "--context", "24", "--columns", "repeat_kv", "--reference", FLIPPED
     )
@@ -81,7 +182,7 @@ def test_one_flipped_bit_ends_it_with_three(place: Path) -> None:
     assert found["rows"][0]["columns"]["repeat_kv"]["bits"] == "differs"
     assert found["broken_promises"] == [["decode, context 24", "repeat_kv", "flipped twin"]]
     assert "decode, context 24: repeat_kv has other bits than flipped twin" in done.output
-    assert "BROKEN PROMISE" in (place / "flipped" / "report.md").read_text()
+    assert "OTHER BITS" in (place / "flipped" / "report.md").read_text()
     # control: the same command with the reference as it is
     done = bench(
         place, "straight", "--only", "decode", "--context", "24", "--columns", "repeat_kv", "--reference", TWIN
@@ -89,7 +190,7 @@ def test_one_flipped_bit_ends_it_with_three(place: Path) -> None:
     assert done.exit_code == 0 and document(place, "straight")["rows"][0]["columns"]["repeat_kv"]["bits"] == "equal"
 
 
-def test_floor_and_limit_stand_in_the_document(place: Path) -> None:
+def test_floor_and_limit_stand_in_the_document(place):
     found = document(place)
     decode, prefill = found["rows"][1], found["rows"][2]
     for row in (decode, prefill):
@@ -100,39 +201,49 @@ def test_floor_and_limit_stand_in_the_document(place: Path) -> None:
     assert decode["limit"]["seconds"]["median"] == pytest.approx(decode["limit"]["bytes"] / speed / 1e9, rel=0.5)
 
 
-def test_batches_have_the_bits_of_one_request_at_a_time_and_a_padded_batch_stands_beside_them(place: Path) -> None:
+def test_rows_together_have_the_bits_of_one_row_at_a_time_and_a_padded_batch_stands_beside_them(place):
     entry = document(place)["batch"]
-    assert entry["context"] == 48 and list(entry["series"]) == [*HERE, "twin", "twin, padded batch"]
+    assert entry["rows"] == 3 and list(entry["series"]) == [*HERE, "twin", "twin, padded batch"]
     for name, cells in entry["series"].items():
-        sizes = ["2", "4", "8", "16"] if name == "twin, padded batch" else ["1"] if name == "twin" else cells
-        assert list(cells) == list(sizes)
+        sizes = ["2"] if name == "twin, padded batch" else ["1"] if name == "twin" else ["1", "2"]
+        assert list(cells) == sizes
         for cell in cells.values():
-            assert len(cell["samples"]) == 2 and cell["seconds"]["median"] > 0
-            assert cell["bits"] == "equal" or "padded" in name
-    per_token = 2 * 2 * COPIES * 2 * 32 * 2
-    assert entry["cache_bytes"] == {str(size): size * 48 * per_token for size in entry["sizes"]}
+            assert len(cell["samples"]) == 2 and cell["peak_bytes"] > 50e6
+            assert cell["rows_per_minute"] == pytest.approx(3 * 60 / cell["seconds"]["median"])
+            assert cell["tokens_per_second"] >= 3 * 12 / cell["seconds"]["median"]  # tokens of a row, all delimiters
+            assert "padded" in name or (cell["bits"], cell["rows_with_other_bits"]) == ("equal", 0)
     text = (place / "done" / "report.md").read_text()
-    assert "Requests decoded together, context 48" in text and (place / "done/figures/batch.svg").exists()
+    assert "3 rows decoded together" in text and (place / "done/figures/batch.svg").exists()
 
 
-def test_a_batch_of_other_bits_ends_it_with_three(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = batch.take_together
+def test_a_padded_batch_decodes_the_same_rows_up_to_rounding(place):
+    contract = Contract.load(place / "tiny")
+    [arm] = open_ours(place / "tiny", numeric("fp32"), ("repeat_kv",))
+    prompts = [State.prompt(contract, "odd " * count, ["1", "2"]) for count in (1, 9, 4)]
+    rows = [Row.after(prompt, None, torch.device("cpu")) for prompt in prompts]
+    with torch.inference_mode():
+        alone, found = together(arm, rows, 1, arm.model), padded(arm, rows, 3)
+    for (wanted, tensors), (tokens, others) in zip(alone, found, strict=True):
+        assert tokens == wanted and tokens[-1] == contract.close_ids[-1]
+        assert all(torch.allclose(mine, other, atol=1e-4) for mine, other in zip(tensors, others, strict=True))
 
-    def flawed(steps: Any, together: Any) -> Any:
+
+def test_rows_together_with_other_bits_end_it_with_three(place, monkeypatch):
+    real = batched.take_together
+
+    def flawed(steps, together):
         found = real(steps, together)
         bits(steps[-1].stepper.cache.values(0))[:, 0, -1, 0] ^= 1
         return found
 
-    monkeypatch.setattr(batch, "take_together", flawed)
-    done = bench(place, "flawed", "--only", "batch", "--context", "24", "--columns", "repeat_kv")
+    monkeypatch.setattr(batched, "take_together", flawed)
+    done = bench(place, "flawed", "--only", "batch", "--generate", "5", "--columns", "repeat_kv")
     assert done.exit_code == 3 and ": repeat_kv has other bits than repeat_kv one at a time" in done.output
     cells = document(place, "flawed")["batch"]["series"]["repeat_kv"]
-    assert cells["1"]["bits"] == "equal" and {cell["bits"] for size, cell in cells.items() if size != "1"} == {
-        "differs"
-    }
+    assert cells["1"]["bits"] == "equal" and cells["2"]["bits"] == "differs" and cells["2"]["rows_with_other_bits"] > 0
 
 
-def test_growth_is_of_the_build(place: Path) -> None:
+def test_growth_is_of_the_build(place):
     growth = document(place)["growth"]
     assert growth["ends"] == [24, 48, 72, 96, 100]
     per_token = 2 * 2 * COPIES * 2 * 32 * 2  # keys and values, layers, copies, K/V heads, head size, bytes
@@ -145,7 +256,7 @@ def test_growth_is_of_the_build(place: Path) -> None:
     assert figures == ["batch.svg", "growth-build.svg", "growth-cache.svg", "growth-step.svg"]
 
 
-def test_report_holds_the_tables(place: Path) -> None:
+def test_report_holds_the_tables(place):
     text = (place / "done" / "report.md").read_text()
     for part in ("decode, context 48: ms", "prefill, 48 tokens: tokens/s", "matrix row: s", "over its floor", "bits"):
         assert part in text
@@ -165,13 +276,13 @@ def test_report_holds_the_tables(place: Path) -> None:
         (("--checkpoint", "nowhere"), ("nowhere",)),
     ],
 )
-def test_bad_input_is_one_line(place: Path, more: tuple[str, ...], parts: tuple[str, ...]) -> None:
+def test_bad_input_is_one_line(place, more, parts):
     line = one_line(bench(place, "refused", *more))
     assert all(part in line for part in parts), line
     assert not (place / "refused").exists()
 
 
-def test_an_earlier_benchmark_is_kept(place: Path, tmp_path: Path) -> None:
+def test_an_earlier_benchmark_is_kept(place):
     few = ("--only", "prefill", "--prefill", "30", "--columns", "repeat_kv")
     assert bench(place, "twice", *few).exit_code == 0
     assert "--fresh" in one_line(bench(place, "twice", *few))

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from experiments.benchmark.arms import Ours
+from experiments.benchmark.arms import Arm
 from minimodel.load import load_model
 from minimodel.numerics import NumericContract
 
 
-def open_arm(directory: Path, numeric: NumericContract) -> Ours:
-    return Ours("twin", load_model(directory, numeric))
+def open_arm(directory: Path, numeric: NumericContract) -> Arm:
+    return Arm("twin", load_model(directory, numeric), numeric.attention)

@@ -2,9 +2,9 @@
 
     python -m experiments.benchmark --reference tests.hf.bench_arm
 
-Around it stands the lean step loop of ours (positions, mask row, one token of both copies a call), so that the column
-shows what transformers' decoder and cache cost and not what a slow caller adds. A matrix row is the recorder's
-(`tests.hf.record`), whose mask rows and choices are plain: about a hundredth of its time.
+Our own step loop (positions, mask row, one token of both copies per call) feeds it, so that the column shows what
+transformers' decoder and cache cost and not what a slow caller adds. A matrix row is that of `tests.hf.record`, whose
+mask rows and choices take about a hundredth of the time.
 """
 
 import copy
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decode.greedy import alone
 from decode.state import State
+from experiments.benchmark.arms import Arm
 from experiments.run.progress import Progress
 from experiments.run.tasks import Task
 from minimodel.decoder import Observe, Record
@@ -25,13 +26,17 @@ from tests.hf.reference import Reference
 
 
 class HeldCache:
-    """A DynamicCache whose `len` is the tokens it holds (its own counts layers)."""
+    """A DynamicCache whose `len` is the tokens it holds (transformers' own counts layers)."""
 
-    def __init__(self) -> None:
-        self.inner: Any = versions.new_cache()
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
 
     def __len__(self) -> int:
         return int(self.inner.get_seq_length())
+
+    def copy(self, capacity: int) -> "HeldCache":
+        """Returns a copy; `capacity` is not needed, as a DynamicCache grows by concatenation."""
+        return HeldCache(copy.deepcopy(self.inner))
 
 
 class Driven:
@@ -51,7 +56,7 @@ class Driven:
         observe: Observe | None = None,
         record: Record | None = None,
     ) -> Tensor:
-        """As `minimodel.decoder.Decoder`; an observer is not served."""
+        """As `minimodel.decoder.Decoder`, without an observer."""
         assert observe is None, "the benchmark observes nothing"
         return self.reference.hidden(input_ids, roles, position_ids, mask, cache.inner, record)
 
@@ -59,20 +64,12 @@ class Driven:
         return self.reference.logits(hidden_states)
 
 
-class TransformersArm:
-    """An `experiments.benchmark.arms.Arm`."""
-
-    def __init__(self, directory: Path, numeric: NumericContract) -> None:
-        self.name, self.kernel = f"transformers {versions.INSTALLED}", versions.matching_kernel()
-        reference = Reference(directory, numeric.torch_dtype, device=numeric.torch_device)
-        self.model = Driven(reference, numeric)
+class TransformersArm(Arm):
+    """The column of transformers."""
 
     def new_cache(self, capacity: int, copies: int = 2) -> HeldCache:
-        """Both are of no use: a DynamicCache takes the first call's copies and grows by concatenation."""
-        return HeldCache()
-
-    def copy_cache(self, cache: HeldCache, capacity: int) -> HeldCache:
-        return copy.deepcopy(cache)
+        """Neither is needed: a DynamicCache takes the first call's copies and grows by concatenation."""
+        return HeldCache(versions.new_cache())
 
     def tensors(self, cache: HeldCache) -> list[Tensor]:
         return [tensor for pair in versions.keys_and_values(cache.inner) for tensor in pair]
@@ -82,5 +79,6 @@ class TransformersArm:
 
 
 def open_arm(directory: Path, numeric: NumericContract) -> TransformersArm:
-    """What `--reference tests.hf.bench_arm` calls."""
-    return TransformersArm(directory, numeric)
+    """Returns the arm of `--reference tests.hf.bench_arm`."""
+    reference = Reference(directory, numeric.torch_dtype, device=numeric.torch_device)
+    return TransformersArm(f"transformers {versions.INSTALLED}", Driven(reference, numeric), versions.matching_kernel())

@@ -7,10 +7,9 @@ import torch
 from click.testing import CliRunner
 
 from decode.contract import Contract
-from decode.stepper import Stepper
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark.arms import Workload, open_ours, open_reference
-from experiments.benchmark.measures import digest, prefilled
+from experiments.benchmark.measures import digest, prefilled, resumed
 from minimodel.bits import same_bits
 from minimodel.numerics import NumericContract
 from minimodel.packed import why_not_packed
@@ -19,15 +18,15 @@ from tests.helpers import flip_bit
 from tests.hf import bench_arm, versions
 
 COUNTS = {"threads": 1, "repeats": 1, "long-repeats": 1, "steps": 8, "block": 64, "buffer": 1}
-LENGTHS = {"context": 160, "prefill": 160, "prefix": 180}
+LENGTHS = {"context": 160, "prefill": 160, "prefix": 180, "rows": 2, "generate": 6}
 
 
 # a whole benchmark takes seconds at one dtype and is the same code at the other
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)], scope="session")
 def test_whole_benchmark(dtype, directory, tmp_path):
-    write_tasks(tmp_path / "tasks.jsonl", 1)
+    write_tasks(tmp_path / "tasks.jsonl", 2)
     given = {"checkpoint": directory, "tasks": tmp_path / "tasks.jsonl", "dtype": dtype, "out": tmp_path / "out"}
-    given |= {**COUNTS, **LENGTHS, "reference": "tests.hf.bench_arm", "only": "decode,prefill,build,row"}
+    given |= {**COUNTS, **LENGTHS, "reference": "tests.hf.bench_arm", "only": "decode,prefill,build,row,batch"}
     given["columns"] = f"invariant,{versions.matching_kernel()},{versions.matching_kernel()}+packed"
     arguments = [text for key, value in given.items() for text in (f"--{key}", str(value))]
     done = CliRunner().invoke(benchmark.main, [*arguments, "--quiet"], catch_exceptions=False)
@@ -36,6 +35,9 @@ def test_whole_benchmark(dtype, directory, tmp_path):
     reference = f"transformers {versions.INSTALLED}"
     assert document["baseline"] == document["columns"][-1] == reference and document["broken_promises"] == []
     rows = {row["name"]: {name: cell["bits"] for name, cell in row["columns"].items()} for row in document["rows"]}
+    series = document["batch"]["series"]
+    assert list(series)[-2:] == [reference, f"{reference}, padded batch"] and list(series[reference]) == ["1"]
+    assert series[f"{reference}, padded batch"]["2"]["tokens_per_second"] > 0
     assert len(rows) == 4
     for name, bits in rows.items():
         assert bits[versions.matching_kernel()] == "equal", name
@@ -61,18 +63,17 @@ def test_one_stepper_feeds_both_and_one_bit_is_seen(directory, numeric):
     with torch.inference_mode():
         for arm in (ours, theirs):
             cache, logits = prefilled(arm, work, 50, 60)
-            held = arm.copy_cache(cache, 60)
-            stepper = Stepper(arm.model, held, 2, 60)
-            stepper.resume(work.roles[:50], work.record(50))
+            held = cache.copy(60)
+            stepper = resumed(arm, held, work, 50, 60)
             assert len(cache) == len(held) == 50
             for token, role in work.steps(50, 60):
                 hidden = stepper.feed(token, role)
             assert len(held) == 60 and len(cache) == 50, "the copy grew, its origin did not"
-            states.append((digest(arm, held, arm.model.logits(hidden)), logits, stepper.record.sha256(), held))
+            states.append((digest(arm.model.logits(hidden), *arm.tensors(held)), logits, stepper.record.sha256(), held))
         (mine, my_logits, my_record, my_cache), (other, logits, record, _) = states
         assert mine == other and same_bits(my_logits, logits) and my_record == record
         flip_bit(my_cache.keys(1), (0, 1, 30, 3))
-        assert digest(ours, my_cache, ours.model.logits(hidden)) != other
+        assert digest(ours.model.logits(hidden), *ours.tensors(my_cache)) != other
 
 
 def test_arm_names_its_release_and_its_kernel(directory, numeric):
