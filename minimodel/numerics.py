@@ -162,7 +162,9 @@ def put_in_force(settings: Settings) -> None:
         setattr(reduce(getattr, owner.split("."), torch.backends), attribute, settings[name])
     for kernel in SDPA_KERNELS:
         getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(True)
-    torch.use_deterministic_algorithms(settings["deterministic_algorithms"])
+    if torch.are_deterministic_algorithms_enabled() != settings["deterministic_algorithms"]:
+        # the call imports torch's compiler, which takes about as long as torch itself
+        torch.use_deterministic_algorithms(settings["deterministic_algorithms"])
     torch.set_flush_denormal(False)  # torch has no getter for it
     for device in ("cpu", "cuda"):
         torch.set_autocast_enabled(device, settings["autocast"])
