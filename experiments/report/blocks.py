@@ -4,10 +4,10 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A text that leads to an anchor of the same page."""
 
     text: str
@@ -20,21 +20,18 @@ class Link:
 Cell = str | Link
 
 
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Alert:
+class Alert(NamedTuple):
     """A failed gate, an unfinished run, or a caution under the label "Note". `label` leads the text."""
 
     text: str
     label: str = "Failed"
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """One line that says that everything passed, or the frozen interpretation."""
 
     text: str
@@ -76,16 +73,14 @@ class Figure:
         return textwrap.shorten(text, 600, placeholder=" ...")
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A piece of decoded text."""
 
     text: str  # line breaks and spaces are kept
     kind: str = ""  # "mark": the first differing token; "special": a token that is not text, spelled out
 
 
-@dataclass(frozen=True)
-class Passage:
+class Passage(NamedTuple):
     """Text with a label, such as one block of a row or the suffix of some arms."""
 
     label: str
@@ -93,8 +88,7 @@ class Passage:
     colour: str = "line"  # name in charts.PALETTE
 
 
-@dataclass(frozen=True)
-class Passages:
+class Passages(NamedTuple):
     """Passages under a caption, one below another; columns: all but the first side by side."""
 
     caption: str
@@ -102,8 +96,7 @@ class Passages:
     columns: bool = False
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A heading with its blocks; `anchor` is an identifier within the page."""
 
     title: str
@@ -114,8 +107,7 @@ class Section:
 Block = Paragraph | Alert | Verdict | Table | Figure | Passages | Section
 
 
-@dataclass(frozen=True)
-class RowEntry:
+class RowEntry(NamedTuple):
     """One ledger row in the page's row list."""
 
     run: str
@@ -127,8 +119,7 @@ class RowEntry:
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     title: str
     blocks: tuple[Block, ...]
     rows: tuple[RowEntry, ...] = ()

@@ -63,8 +63,8 @@ class Drawing:
         drawn = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
         self.add("polyline", points=drawn, fill="none", stroke=stroke, stroke_width=width, stroke_dasharray=dash)
 
-    def polygon(self, points: Sequence[Point], fill: str, opacity: float = 1) -> None:
-        self.add("polygon", points=" ".join(f"{_n(x)},{_n(y)}" for x, y in points), fill=fill, fill_opacity=opacity)
+    def polygon(self, points: Sequence[Point], fill: str, **more: str | float) -> None:
+        self.add("polygon", points=" ".join(f"{_n(x)},{_n(y)}" for x, y in points), fill=fill, **more)
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float, stroke: str, dash: str = "") -> None:
         """Adds a line with a head at its second end."""
@@ -165,10 +165,11 @@ class Chart(Drawing):
         return self.bottom - self.scales[1].place(value) * (self.bottom - self.top)
 
     def mark(self, index: int, x: float, y: float) -> None:
-        """Adds the marker of series `index`: a disc, square, diamond or triangle."""
+        """Adds the marker of series `index`: a disc, square, diamond or triangle, hollow from the fifth series on."""
         corners, turn = ((24, 0), (4, math.pi / 4), (4, 0), (3, -math.pi / 2))[index % 4]
         angles = [turn + 2 * math.pi * k / corners for k in range(corners)]
-        self.polygon([(x + 4.5 * math.cos(a), y + 4.5 * math.sin(a)) for a in angles], SERIES[index % 4])
+        points = [(x + 4.5 * math.cos(a), y + 4.5 * math.sin(a)) for a in angles]
+        self.polygon(points, "page" if index % 8 > 3 else SERIES[index % 4], stroke=SERIES[index % 4])
 
 
 # The charts below draw what their table says: one mark, point, bar or cell per cell, by the numbers in its text.

@@ -145,7 +145,7 @@ def _why_figure(name: str, pair: Pair, found: Sequence[ArmPair], free: Sequence[
         x, y = logarithmic([drift for drift, _ in flat], "0"), logarithmic([middle, *(m for _, m in flat)], "tie")
         chart = Chart(x, y, ("largest difference of the boundary logits", "margin at the divergence"), pair.arms, 210)
         ends = [(chart.x(v), min(max(chart.y(v), chart.top), chart.bottom)) for v, _ in x.ticks if v]
-        chart.polygon([(ends[0][0], chart.bottom), *ends, (ends[-1][0], chart.bottom)], "muted", 0.15)
+        chart.polygon([(ends[0][0], chart.bottom), *ends, (ends[-1][0], chart.bottom)], "muted", fill_opacity=0.15)
         chart.line(ends, "muted", 1.2, "6 3")
         if middle:
             chart.line([(chart.left, chart.y(middle)), (chart.right, chart.y(middle))], "ink", 1, "2 3")

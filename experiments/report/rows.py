@@ -194,7 +194,7 @@ def mask_figure(
                     down, across = top + height, left + width
                     corners = [place(left, top), place(left, down), place(across, down), place(across, top)]
                     shape, opacity = (corners[:3], 0.75) if left == top else (corners, 0.4)  # causal within one block
-                    drawing.polygon(shape, ROLE_COLOURS[key], opacity)
+                    drawing.polygon(shape, ROLE_COLOURS[key], fill_opacity=opacity)
             drawing.rect(place(top, 0)[0], 10, place(height, 0)[0] - edge, 9, ROLE_COLOURS[query])
             drawing.line([place(0, top), place(total, top)], "line", 0.7)
             drawing.text(edge - 7, place(0, top + height / 2)[1] + 4, label, anchor="end")

@@ -93,24 +93,16 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
             raise refuse("runs", "each run once", str(path))
         base = "run-" + (re.sub(r"[^A-Za-z0-9]+", "-", path.name).strip("-").lower() or "unnamed")
         anchors = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-        runs.append(_read_run(path, next(one for one in anchors if one not in {run.anchor for run in runs})))
+        anchor = next(one for one in anchors if one not in {run.anchor for run in runs})
+        read, timing = read_run(path), path / TIMING
+        if not isinstance(read.manifest.get("environment"), dict):
+            raise refuse(f"{path / MANIFEST}: environment", "an object", read.manifest.get("environment"))
+        manifest, summary = fields(read.manifest, path / MANIFEST), fields(read.summary or {}, path / SUMMARY)
+        rows = [fields(row, f"{path / ROWS}: row {readable(key)}") for key, row in read.rows.items()]
+        lines = read_bytes(timing).split(b"\n")[:-1] if timing.exists() else []
+        times = fields([parse_json(line, timing) for line in lines if line], timing)
+        runs.append(Run(path, readable(path.name), anchor, manifest, rows, summary, times))
     return runs
-
-
-def _read_run(path: Path, anchor: str) -> Run:
-    run, timing = read_run(path), path / TIMING
-    if not isinstance(run.manifest.get("environment"), dict):
-        raise refuse(f"{path / MANIFEST}: environment", "an object", run.manifest.get("environment"))
-    lines = read_bytes(timing).split(b"\n")[:-1] if timing.exists() else []
-    return Run(
-        path,
-        readable(path.name),
-        anchor,
-        fields(run.manifest, path / MANIFEST),
-        [fields(row, f"{path / ROWS}: row {readable(key)}") for key, row in run.rows.items()],
-        fields(run.summary or {}, path / SUMMARY),
-        fields([parse_json(line, timing) for line in lines if line], timing),
-    )
 
 
 def find_runs(root: Path) -> list[Path]:

@@ -5,29 +5,18 @@ is reported whole without a line here.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.causes.rules import ULPS
-from experiments.report.blocks import (
-    Alert,
-    Block,
-    Cell,
-    Figure,
-    Link,
-    Paragraph,
-    Report,
-    Table,
-    Verdict,
-    column_table,
-    table,
-)
+from experiments.report.blocks import Alert, Block, Figure, Link, Paragraph, Report, Table, Verdict, column_table, table
 from experiments.report.charts import cells, lines
 from experiments.report.plain import render_markdown
 from experiments.report.runs import Pair, Run, matched_matrices, pairs
 from experiments.report.values import change, describe, entries, number, rate, scalar, words
 from experiments.run.inputs import shortfall
+from experiments.run.records import PairEndpoints
 
 MCNEMAR = (
     "A McNemar test describes the direction of the discordant rows. A large p does not establish that the two arms are "
@@ -40,12 +29,8 @@ PANEL = (
 NUMERIC = ("dtype", "device", "attention", "linear", "threads")  # what a report says of a numeric contract
 ENVIRONMENT = ("python", "platform", "machine", "torch", "cpu", "cpu_capability", "accelerator")  # the rest: manifest
 LEADING = {"endpoints", "identity"}  # the registered endpoints of an experiment go before everything else
+ENDPOINTS = set(PairEndpoints.__annotations__)
 HEAD = {"experiment", "dtype", "rows", "passed", "failed_rows", "gates", "no_result"}
-PAIR = {
-    *("comparison", "compared_rows", "suffix_disagreement", "merge_disagreement", "answer_disagreement"),
-    *("answer_tokens_disagreement", "first_token_divergence_rows", "correctness_disagreement", "accuracy"),
-    *("first_divergence", "cache", "logits", "argmax_equal_rows"),
-}
 # experiment: keys that have a table or a line of their own
 SHOWN = {
     "fixed_prefix": {"precisions", "cross_precision"},
@@ -81,18 +66,13 @@ def head_blocks(manifest: dict[str, Any], summary: dict[str, Any]) -> list[Block
     recorded = manifest["environment"]
     environment = ", ".join(f"{words(key)} {recorded[key]}" for key in ENVIRONMENT if key in recorded)
     weights, tasks = manifest["checkpoint"].get("model.safetensors"), manifest.get("tasks_sha256")
-    failed = summary["failed_rows"]
+    rows, failed, contracts = summary["rows"], summary["failed_rows"], numeric_text(manifest["numeric"])
     names = f": {', '.join(failed[:20])}" if failed else ""
-    bad = f"gates failed on {len(failed)} of {summary['rows']} rows{names}. The numbers below are no result."
+    bad = f"gates failed on {len(failed)} of {rows} rows{names}. The numbers below are no result."
+    model = f"SHA-256 {weights}" if weights else "sharded, their digests in the manifest"
     return [
-        Paragraph(
-            f"{summary['rows']} rows. Numeric contract: {numeric_text(manifest['numeric'])}. "
-            f"Environment: {environment}."
-        ),
-        Paragraph(
-            f"Checkpoint weights {f'SHA-256 {weights}' if weights else 'sharded, their digests in the manifest'}; "
-            f"tasks {f'SHA-256 {tasks}' if tasks else 'not read'}."
-        ),
+        Paragraph(f"{rows} rows. Numeric contract: {contracts}. Environment: {environment}."),
+        Paragraph(f"Checkpoint weights {model}; tasks {f'SHA-256 {tasks}' if tasks else 'not read'}."),
         Verdict("Every gate passed on every row.") if summary["passed"] else Alert(bad),
     ]
 
@@ -116,7 +96,15 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
     short = [(run.name, shortfall(run.summary["panel"])) for run in runs if "panel" in run.summary]
     blocks += [Alert(f"{name}: {text}", "Note") for name, text in short if text]
     for run in runs:
-        blocks += _interpretation(run)
+        if run.summary.get("own_checkpoint"):
+            text = (
+                "the checkpoint is the one that reached these prefixes, so this run replicates on no other checkpoint"
+            )
+            blocks.append(Alert(f"{run.name}: {text}.", "Note"))
+        if label := run.summary.get("interpretation"):
+            blocks.append(Verdict(f"Frozen interpretation of {run.name}: {label}."))
+        elif "interpretation" in run.summary:
+            blocks.append(Alert(f"{run.name}: a gate failed, so that no interpretation is given"))
     blocks += further_tables(runs, lambda key: key in LEADING)
     blocks += pair_tables([pair for run in runs for pair in pairs(run)])
     for left, right, block in matched_matrices(runs):
@@ -131,34 +119,20 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
     return blocks + further_tables(runs, lambda key: key not in LEADING)
 
 
-def _interpretation(run: Run) -> Iterator[Block]:
-    if run.summary.get("own_checkpoint"):
-        text = "the checkpoint is the one that reached these prefixes, so this run replicates on no other checkpoint"
-        yield Alert(f"{run.name}: {text}.", "Note")
-    if run.summary.get("interpretation"):
-        yield Verdict(f"Frozen interpretation of {run.name}: {run.summary['interpretation']}.")
-    elif "interpretation" in run.summary:
-        yield Alert(f"{run.name}: a gate failed, so that no interpretation is given")
-
-
 def cautions(summaries: Sequence[dict[str, Any]]) -> list[Block]:
     """Returns the paper's cautions that apply to any of the summaries, each once."""
-    found: dict[str, None] = {}
+    found: list[str] = []
     for summary in summaries:
-        if _holds(summary, "mcnemar_p"):
-            found[MCNEMAR] = None
-        novel = (summary.get("endpoints") or {}).get("exact_control_novel_trajectory")
-        if novel:
-            bound = "no bound at all"
-            if novel["rate"] is not None:
-                bound = f"{100 * novel['wilson_95'][1]:.1f} % as its upper bound"
-            found[
+        found += [MCNEMAR] if _holds(summary, "mcnemar_p") else []
+        if novel := (summary.get("endpoints") or {}).get("exact_control_novel_trajectory"):
+            some = novel["rate"] is not None
+            bound = f"{100 * novel['wilson_95'][1]:.1f} % as its upper bound" if some else "no bound at all"
+            found.append(
                 f"{novel['count']} of {novel['n']} exact rows left the shared trajectory after a transplant. So small "
                 f"a control stratum has {bound}: it does not establish a low artifact rate."
-            ] = None
-        if "panel" in summary:
-            found[PANEL] = None
-    return [Alert(text, "Note") for text in found]
+            )
+        found += [PANEL] if "panel" in summary else []
+    return [Alert(text, "Note") for text in dict.fromkeys(found)]
 
 
 def _holds(value: Any, key: str) -> bool:
@@ -167,16 +141,11 @@ def _holds(value: Any, key: str) -> bool:
 
 def gate_table(runs: Sequence[Run]) -> Table:
     """Returns rows passed by gate; a gate with a failed row says so in its cell."""
-    columns = [
-        (
-            head(run),
-            {
-                words(name): f"{one['passed']}/{one['of']}" + ("" if one["passed"] == one["of"] else " FAILED")
-                for name, one in run.summary.get("gates", {}).items()
-            },
-        )
-        for run in runs
-    ]
+    columns = []
+    for run in runs:
+        counts = {words(name): (one["passed"], one["of"]) for name, one in run.summary.get("gates", {}).items()}
+        shown = {name: f"{n}/{of}{'' if n == of else ' FAILED'}" for name, (n, of) in counts.items()}
+        columns.append((head(run), shown))
     return column_table("Integrity gates, rows passed", "gate", columns)
 
 
@@ -220,7 +189,7 @@ def crossing_table(run: Run) -> Table:
     """Returns what the change of precision does to each disagreement, paired by row."""
     block = run.summary["cross_precision"]
     left, right = block["left"], block["right"]
-    rows: list[Sequence[Cell]] = []
+    rows = []
     for key, one in block.items():
         if isinstance(one, dict) and f"{left}_count" in one:
             counts = [f"{one[f'{side}_count']}/{one['n']}" for side in (left, right)]
@@ -235,16 +204,17 @@ def crossing_table(run: Run) -> Table:
 
 def further_tables(runs: Sequence[Run], wanted: Callable[[str], bool]) -> list[Block]:
     """Returns the summaries' other keys that are `wanted`: one table per container, one for all single values."""
-    rest = [
-        (run, {key: run.summary[key] for key in run.summary if key not in _shown(run) and wanted(key)}) for run in runs
-    ]
+    rest = []
+    for run in runs:
+        shown = HEAD | SHOWN.get(run.experiment, set()) | (ENDPOINTS if "compared_rows" in run.summary else set())
+        rest.append((run, {k: value for k, value in run.summary.items() if k not in shown and wanted(k)}))
     keys = list(dict.fromkeys(key for _, values in rest for key in values))
     single = [key for key in keys if all(describe(values.get(key)) is not None for _, values in rest)]
     made: list[Block] = []
     for key in (key for key in keys if key not in single):
         found = [(run, values[key]) for run, values in rest if key in values]
-        made += [records_table(f"{words(key)}, {run.name}", value) for run, value in found if _is_records(value)]
-        columns = [(head(run), dict(entries(value))) for run, value in found if not _is_records(value)]
+        made += [_records(f"{words(key)}, {run.name}", value) for run, value in found if isinstance(value, list)]
+        columns = [(head(run), dict(entries(value))) for run, value in found if not isinstance(value, list)]
         made += [column_table(words(key)[:1].upper() + words(key)[1:], "value", columns)] if columns else []
     if single:
         values = [(head(run), {words(k): describe(held[k]) or "" for k in single if k in held}) for run, held in rest]
@@ -252,24 +222,13 @@ def further_tables(runs: Sequence[Run], wanted: Callable[[str], bool]) -> list[B
     return made
 
 
-def _shown(run: Run) -> set[str]:
-    """The keys of a run's summary that have their place elsewhere."""
-    return HEAD | SHOWN.get(run.experiment, set()) | (PAIR if "compared_rows" in run.summary else set())
-
-
-def _is_records(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def records_table(caption: str, records: Sequence[Any]) -> Table:
-    """Returns a list of objects: one row per object, one column per key."""
-    keys = list(dict.fromkeys(key for record in records for key in record))
-
-    def cell(value: Any) -> str:
-        text = describe(value)
-        return text if text is not None else "; ".join(f"{label} {shown}" for label, shown in entries(value))
-
-    return table(caption, list(map(words, keys)), [[cell(record.get(key, "")) for key in keys] for record in records])
+def _records(caption: str, records: Sequence[Any]) -> Table:
+    """A list of objects: one row per object, one column per key. Of other lists one row per item."""
+    objects = [one if isinstance(one, dict) else {"item": one} for one in records]
+    keys = list(dict.fromkeys(key for one in objects for key in one))
+    cells = [[dict(entries(one[key])) if key in one else {} for key in keys] for one in objects]
+    lines = [["; ".join(f"{label} {text}".strip() for label, text in cell.items()) for cell in row] for row in cells]
+    return table(caption, list(map(words, keys)), lines)
 
 
 def causes_blocks(run: Run) -> list[Block]:
