@@ -76,7 +76,7 @@ def _items(rows: Sequence[RowEntry], runs: Sequence[str]) -> tuple[str, dict[str
     """The items of the list of rows, and the script files by path."""
     items, files, held = [], {}, 0
     for number, row in enumerate(rows):
-        body, file = _blocks(row.blocks, 3, ""), ""
+        body, file = _blocks(row.blocks, 3, row.key), ""
         if number < EMBEDDED_ROWS and held + len(body) <= EMBEDDED_CHARACTERS:
             held += len(body)
         else:
