@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from experiments.report.blocks import Figure, Table, visible
+from experiments.report.blocks import Table, visible
 
 # name: (light, dark); a page has each as the variable --NAME
 PALETTE: dict[str, tuple[str, str]] = {
@@ -172,7 +172,7 @@ class Chart(Drawing):
         self.polygon(points, "page" if index % 8 > 3 else SERIES[index % 4], stroke=SERIES[index % 4])
 
 
-# The charts below draw what their table says: one mark, point, bar or cell per cell, by the numbers in its text.
+# The charts below draw what a table says: one mark, bar, point or cell per cell, by the numbers in its text.
 
 
 def numbers(cell: object) -> list[float]:
@@ -180,92 +180,69 @@ def numbers(cell: object) -> list[float]:
     return [float(one) for one in re.findall(r"[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?", str(cell))]
 
 
-def dots(name: str, caption: str, data: Table, axis: str, x: Scale) -> Figure:
+def dots(data: Table, axis: str, x: Scale) -> str:
     """Returns a mark with its interval per cell such as '2/6 = 33.3 % [9.7, 70.0]' or '+1.0 points, no interval'."""
     pattern = re.compile(r"(\S+) (?:%|points)(?:(?:, 95 %)? \[(.*)\])?")
-    marks = [[pattern.search(str(cell)) for cell in column] for column in list(zip(*data.rows))[1:]]
-    series = [(data.header[1 + k], column) for k, column in enumerate(marks) if any(column)]
-
-    def draw() -> str:
-        rows, step = named([row[0] for row in data.rows], downwards=True), min(0.25, 0.7 / max(len(series), 1))
-        height = len(data.rows) * (14 + 12 * len(series))
-        chart = Chart(x, rows, (axis, ""), [label for label, _ in series], height)
-        for index, (_, column) in enumerate(series):
-            for place, found in enumerate(column):
-                if found:
-                    y = chart.y(place + (index - (len(series) - 1) / 2) * step)
-                    chart.line([(chart.x(bound), y) for bound in numbers(found[2] or "")], SERIES[index % 4], 2.2)
-                    chart.mark(index, chart.x(float(found[1])), y)
-        return chart.svg()
-
-    return Figure(name, caption, data, draw)
+    columns = [[pattern.search(str(cell)) for cell in column] for column in zip(*data.rows)]
+    series = [(name, column) for name, column in list(zip(data.header, columns))[1:] if any(column)]
+    step, height = min(0.25, 0.7 / max(len(series), 1)), len(data.rows) * (14 + 12 * len(series))
+    rows = named([row[0] for row in data.rows], downwards=True)
+    chart = Chart(x, rows, (axis, ""), [name for name, _ in series], height)
+    for index, (_, column) in enumerate(series):
+        for place, found in enumerate(column):
+            if found:
+                y = chart.y(place + (index - (len(series) - 1) / 2) * step)
+                chart.line([(chart.x(bound), y) for bound in numbers(found[2] or "")], SERIES[index % 4], 2.2)
+                chart.mark(index, chart.x(float(found[1])), y)
+    return chart.svg()
 
 
-def histogram(name: str, caption: str, data: Table, axis: str) -> Figure:
-    """Returns a bar per count; the rows of `data` are bins such as '5 to 9', evenly spaced."""
-
-    def draw() -> str:
-        edges, series = [int(numbers(row[0])[0]) for row in data.rows], data.header[1:]
-        counts = [[int(str(cell)) for cell in row[1:]] for row in data.rows]
-        end = int(numbers(data.rows[-1][0])[1]) + 1
-        chart = Chart(linear(edges[0], end), linear(0, max(map(max, counts))), (axis, "rows"), series)
-        width = 0.85 * (chart.right - chart.left) / len(edges) / len(series)
-        for edge, row in zip(edges, counts):
-            for index, count in enumerate(row):
-                left, top = chart.x(edge) + width * (index + 0.09 * len(series)), chart.y(count)
-                chart.rect(left, top, width, chart.bottom - top, SERIES[index % 4])
-        return chart.svg()
-
-    return Figure(name, caption, data, draw)
+def histogram(data: Table, axis: str) -> str:
+    """Returns a bar per count; the rows are bins such as '5 to 9', evenly spaced."""
+    bins = [numbers(row[0]) for row in data.rows]
+    counts = [[int(str(cell)) for cell in row[1:]] for row in data.rows]
+    across = linear(int(bins[0][0]), int(bins[-1][1]) + 1)
+    chart = Chart(across, linear(0, max(map(max, counts))), (axis, "rows"), data.header[1:])
+    width = 0.85 * (chart.right - chart.left) / len(bins) / len(counts[0])
+    for (edge, _), row in zip(bins, counts):
+        for index, count in enumerate(row):
+            left, top = chart.x(edge) + width * (index + 0.09 * len(row)), chart.y(count)
+            chart.rect(left, top, width, chart.bottom - top, SERIES[index % 4])
+    return chart.svg()
 
 
-def lines(name: str, caption: str, data: Table, axis_names: tuple[str, str], zero: str = "") -> Figure:
+def lines(data: Table, axis_names: tuple[str, str], zero: str = "") -> str:
     """Returns a line per column over the first column, of whole numbers or of words. An empty cell has no point.
 
     zero: makes y logarithmic, and labels 0 on it; without it both axes start at 0.
     """
-
-    def draw() -> str:
-        words = not all(str(row[0]).isdecimal() for row in data.rows)
-        places = [k if words else int(str(row[0])) for k, row in enumerate(data.rows)]
-        series = [
-            [(place, numbers(cell)[0]) for place, cell in zip(places, column) if numbers(cell)]
-            for column in list(zip(*data.rows))[1:]
-        ]
-        heights = [y for points in series for _, y in points]
-        across = named([row[0] for row in data.rows]) if words else linear(0, max(places))
-        up = logarithmic(heights, zero) if zero else linear(0, 1.05 * max(heights))
-        chart = Chart(across, up, axis_names, data.header[1:])
-        for index, points in enumerate(series):
-            drawn = [(chart.x(x), chart.y(y)) for x, y in points]
-            chart.line(drawn, SERIES[index % 4], 1.8, "6 3" if index % 2 else "")
-            for x, y in drawn:
-                chart.mark(index, x, y)
-        return chart.svg()
-
-    return Figure(name, caption, data, draw)
+    first, *columns = zip(*data.rows)
+    words = not all(str(cell).isdecimal() for cell in first)
+    places = [k if words else int(str(cell)) for k, cell in enumerate(first)]
+    series = [[(place, numbers(cell)[0]) for place, cell in zip(places, c) if numbers(cell)] for c in columns]
+    heights = [y for points in series for _, y in points]
+    across, up = named(first) if words else linear(0, max(places)), linear(0, 1.05 * max(heights))
+    chart = Chart(across, logarithmic(heights, zero) if zero else up, axis_names, data.header[1:])
+    for index, points in enumerate(series):
+        drawn = [(chart.x(x), chart.y(y)) for x, y in points]
+        chart.line(drawn, SERIES[index % 4], 1.8, "6 3" if index % 2 else "")
+        for x, y in drawn:
+            chart.mark(index, x, y)
+    return chart.svg()
 
 
-def cells(name: str, caption: str, data: Table, axis_names: tuple[str, str]) -> Figure:
+def cells(data: Table, axis_names: tuple[str, str]) -> str:
     """Returns the table's cells, the darker, the larger the share that a count has of 'count/n' or of its row."""
-
-    def draw() -> str:
-        columns, depth = data.header[1:], 30
-        rows = named([row[0] for row in data.rows], downwards=True)
-        chart = Chart(named(columns), rows, axis_names, height=depth * len(data.rows))
-        width = (chart.right - chart.left) / len(columns)
-        for y, row in enumerate(data.rows):
-            total = sum(numbers(cell)[0] for cell in row[1:] if numbers(cell)) or 1
-            for x, found in enumerate(map(numbers, row[1:])):
-                if found:
-                    left, top, share = (
-                        chart.x(x) - width / 2,
-                        chart.y(y) - depth / 2,
-                        found[0] / [*found[1:2], total][0],
-                    )
-                    chart.rect(left + 1, top + 1, width - 2, depth - 2, "first", fill_opacity=0.06 + 0.6 * share)
-                    if len(columns) <= 14:
-                        chart.text(chart.x(x), chart.y(y) + 4, f"{found[0]:g}", anchor="middle")
-        return chart.svg()
-
-    return Figure(name, caption, data, draw)
+    depth, rows = 30, named([row[0] for row in data.rows], downwards=True)
+    chart = Chart(named(data.header[1:]), rows, axis_names, height=depth * len(data.rows))
+    width = (chart.right - chart.left) / len(data.header[1:])
+    for y, row in enumerate(data.rows):
+        total = sum(numbers(cell)[0] for cell in row[1:] if numbers(cell)) or 1
+        for x, found in enumerate(map(numbers, row[1:])):
+            if found:
+                left, top = chart.x(x) - width / 2, chart.y(y) - depth / 2
+                share = found[0] / (found[1] if len(found) > 1 else total)
+                chart.rect(left + 1, top + 1, width - 2, depth - 2, "first", fill_opacity=0.06 + 0.6 * share)
+                if len(row) <= 15:
+                    chart.text(chart.x(x), chart.y(y) + 4, f"{found[0]:g}", anchor="middle")
+    return chart.svg()

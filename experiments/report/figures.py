@@ -33,7 +33,7 @@ def rates_figure(name: str, pairs: Sequence[Pair]) -> Figure:
     columns = [(pair.label, {words(k): rate(pair.summary[k]) for k in keys if k in pair.summary}) for pair in pairs]
     data = column_table("Disagreement of the two arms", "endpoint", columns, "not scored")
     caption = "Share of rows on which the two constructions disagree, with Wilson 95 % intervals."
-    return dots(name, caption, data, "rows that disagree, %", linear(-2, 102))
+    return Figure(name, caption, data, lambda: dots(data, "rows that disagree, %", linear(-2, 102)))
 
 
 def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure:
@@ -50,12 +50,12 @@ def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure:
     )
     data = table("Accuracy of the two arms", ["run", "first arm", "second arm", "paired difference"], rows)
     axis = "accuracy, second arm minus first, points"
-    return dots(name, caption, data, axis, linear(-1.1 * reach, 1.1 * reach))
+    return Figure(name, caption, data, lambda: dots(data, axis, linear(-1.1 * reach, 1.1 * reach)))
 
 
 def divergence_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
     """Returns the histogram of the first diverging suffix token; None where nothing diverges."""
-    found = [(pair.label, [one.first for one in pair.of_rows() if one.first is not None]) for pair in pairs]
+    found = [(pair.label, [one.first for one in pair.rows if one.first is not None]) for pair in pairs]
     largest = max((max(indices, default=-1) for _, indices in found), default=-1)
     if largest < 0:
         return None
@@ -70,7 +70,7 @@ def divergence_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
         f" No row diverges in {quiet}." * bool(quiet)
     )
     data = column_table("Rows by first differing token", "token", columns)
-    return histogram(name, caption, data, "first differing token after the boundary")
+    return Figure(name, caption, data, lambda: histogram(data, "first differing token after the boundary"))
 
 
 def drift_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
@@ -78,7 +78,7 @@ def drift_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
     columns = []
     for pair, tensor in ((pair, tensor) for pair in pairs for tensor in ("key", "value")):
         column = {}
-        for k, layer in enumerate(zip(*(one.entry["cache"]["layers"] for one in pair.of_rows()))):
+        for k, layer in enumerate(zip(*(one.entry["cache"]["layers"] for one in pair.rows))):
             drift = [one[tensor]["relative_l2"] for one in layer]
             column[str(k)] = number(statistics.median([value for value in drift if value is not None] or [0.0]))
         columns.append((f"{pair.label}, {tensor[0].upper()}", column))
@@ -86,7 +86,7 @@ def drift_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
         return None
     caption = "Drift of the boundary cache by layer, keys (K) and values (V), median over rows; exact means equal bits."
     data = column_table("Median relative L2 by layer", "layer", columns)
-    return lines(name, caption, data, ("layer", "relative L2, median"), "exact")
+    return Figure(name, caption, data, lambda: lines(data, ("layer", "relative L2, median"), "exact"))
 
 
 def transplant_figure(name: str, run: Run) -> Figure | None:
@@ -106,14 +106,14 @@ def transplant_figure(name: str, run: Run) -> Figure | None:
         "trajectory, a state's suffixes are those of its cache."
     )
     data = table("Rows by the suffix they follow", ["state", *sides], states)
-    return cells(name, caption, data, ("suffix that is followed", ""))
+    return Figure(name, caption, data, lambda: cells(data, ("suffix that is followed", "")))
 
 
 def why_blocks(name: str, pair: Pair) -> list[Block]:
     """Returns counts, drawing and rows of one comparison: the margin at each first divergence against the drift of the
     boundary logits. Empty where nothing diverges."""
-    found = [one for one in pair.of_rows() if one.first is not None]
-    free = [m for row in pair.rows for m in row["arms"][pair.arms[0]].get("margins", []) if m is not None]
+    found = [one for one in pair.rows if one.first is not None]
+    free = [m for one in pair.rows for m in one.row["arms"][pair.arms[0]].get("margins", []) if m is not None]
     known = [one for one in found if one.margin is not None]
     return [_why_counts(pair, known, free), _why_figure(name, pair, found, free)] if known and free else []
 

@@ -200,21 +200,13 @@ class Pair:
 
     run: Run
     dtype: str
+    arms: tuple[str, str]
     summary: dict[str, Any]
-    rows: list[dict[str, Any]]  # that hold the comparison
-
-    @property
-    def arms(self) -> tuple[str, str]:
-        left, right = str(self.summary["comparison"]).split(":")
-        return left, right
+    rows: list[ArmPair]  # that hold the comparison
 
     @property
     def label(self) -> str:
         return f"{self.run.name}, {self.dtype}"
-
-    def of_rows(self) -> list[ArmPair]:
-        """Returns the pair of arms of each row."""
-        return [ArmPair(row, self.arms, self.dtype) for row in self.rows]
 
 
 def pairs(run: Run) -> Iterator[Pair]:
@@ -222,8 +214,9 @@ def pairs(run: Run) -> Iterator[Pair]:
     first = next(iter(run.dtypes), "")
     for dtype, block in [(first, run.summary), *run.summary.get("precisions", {}).items()]:
         if block.get("compared_rows") and "suffix_disagreement" in block and "comparison" in block:
-            rows = [row for row in run.rows if row.get("dtype", first) == dtype]
-            yield Pair(run, dtype, block, [row for row in rows if block["comparison"] in row["comparisons"]])
+            left, right = str(block["comparison"]).split(":")
+            rows = [ArmPair(row, (left, right), dtype) for row in run.rows if row.get("dtype", first) == dtype]
+            yield Pair(run, dtype, (left, right), block, [one for one in rows if one.entry])
 
 
 def matched_matrices(runs: Sequence[Run]) -> Iterator[tuple[Run, Run, dict[str, Any]]]:

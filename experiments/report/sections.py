@@ -11,9 +11,9 @@ from experiments.report.charts import Drawing
 from experiments.report.figures import pair_blocks
 from experiments.report.runs import Run, pairs
 from experiments.report.summaries import endpoint_blocks, gate_table, head
-from experiments.report.values import leaves, rate, scalar, words
+from experiments.report.values import rate, scalar, words
 from experiments.run.directory import INFORMATION, ROWS
-from experiments.run.ledger import sha256_file
+from experiments.run.ledger import leaves, sha256_file
 from minimodel.errors import refuse
 from minimodel.files import read_json_object
 from minimodel.numerics import KERNELS
@@ -245,7 +245,10 @@ def experiment_section(experiment: str, runs: Sequence[Run]) -> Section:
     blocks += [gate_table(finished)] if any(run.summary.get("gates") for run in finished) else []
     for run in finished:
         caption = f"Every value of {run.name}/summary.json"
-        blocks.append(table(caption, ["value", head(run)], list(leaves(run.summary)), folded=True))
+        values = [
+            (path, repr(one) if isinstance(one, float) else str(one)) for path, one in leaves(run.summary).items()
+        ]
+        blocks.append(table(caption, ["value", head(run)], values, folded=True))
     return Section(title, f"experiment-{slug}", tuple(blocks))
 
 
@@ -261,16 +264,13 @@ def environment(runs: Sequence[Run]) -> Section:
 
 def _kinds(caption: str, found: Sequence[tuple[Run, dict[str, Any]]]) -> list[Table]:
     """Two tables: the fields that differ, one row per different object with its runs; the fields that are equal."""
-    kinds: list[tuple[dict[str, Any], dict[str, None]]] = []  # objects, each with the names of its runs
-    for run, value in found:
-        names = next((names for kind, names in kinds if kind == value), None)
-        if names is None:
-            kinds.append((value, names := {}))
-        names[run.name] = None
-    keys = list(dict.fromkeys(key for kind, _ in kinds for key in kind))
-    varying = [key for key in keys if len({str(kind.get(key)) for kind, _ in kinds}) > 1]
-    same = [[words(key), scalar(kinds[0][0].get(key))] for key in keys if key not in varying]
-    lines = [[", ".join(names), *(scalar(kind.get(key)) for key in varying)] for kind, names in kinds]
+    keys = list(dict.fromkeys(key for _, one in found for key in one))
+    varying = [key for key in keys if len({str(one.get(key)) for _, one in found}) > 1]
+    kinds: dict[str, tuple[dict[str, Any], dict[str, None]]] = {}  # different objects, each with the names of its runs
+    for run, one in found:
+        kinds.setdefault(repr([one.get(key) for key in varying]), (one, {}))[1][run.name] = None
+    same = [[words(key), scalar(found[0][1].get(key))] for key in keys if key not in varying]
+    lines = [[", ".join(names), *(scalar(one.get(key)) for key in varying)] for one, names in kinds.values()]
     differing = table(f"{caption}, where runs differ", ["runs", *map(words, varying)], lines)
     shared = table(f"{caption}, the same in all runs", ["field", "value"], same)
     return [differing, shared] if varying else [shared]

@@ -306,7 +306,8 @@ def chunks_figure(name: str, chunks: dict[str, dict[str, Any]]) -> Figure:
         "incremental construction, and an invariant kernel stays exact."
     )
     data = column_table("Relative L2 by chunk size", "tokens per call", columns)
-    return lines(name, caption, data, ("tokens in one call of prefill", "relative L2, median"), "exact")
+    names = ("tokens in one call of prefill", "relative L2, median")
+    return Figure(name, caption, data, lambda: lines(data, names, "exact"))
 
 
 def carrier_blocks(run: Run) -> list[Block]:
@@ -339,4 +340,4 @@ def carrier_figure(name: str, direction: str, sites: dict[str, Any]) -> Figure:
         f"{words(direction)}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more."
     )
     data = table(f"Rows that follow the donor, {words(direction)}", ["part", *layers], rows)
-    return cells(name, caption, data, ("i", ""))
+    return Figure(name, caption, data, lambda: cells(data, ("i", "")))

@@ -91,18 +91,6 @@ def entries(value: Any, label: str = "") -> Iterator[tuple[str, str]]:
             yield from entries(inner, f"{label} {index + 1}".strip())
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (path, value) of every leaf at full precision; an empty container is a leaf, so that none is lost."""
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from leaves(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and value:
-        for index, inner in enumerate(value):
-            yield from leaves(inner, f"{path}[{index}]")
-    else:
-        yield path, repr(value) if isinstance(value, float) else str(value)
-
-
 def outcome(summary: Mapping[str, Any]) -> str:
     """Returns the start of every closing line: 'bridge bf16: 12 rows, gates all passed'."""
     gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"

@@ -6,10 +6,10 @@ from tests.experiments.runs import ledger, summary_of
 
 
 def flat(value, path=""):
-    """Leaves by path, spelled by this test: floats in full, everything else by str."""
+    """Leaves by path, floats in full, everything else by str; a list of plain values is one leaf."""
     if isinstance(value, dict) and value:
         return [leaf for key, one in value.items() for leaf in flat(one, f"{path}.{key}" if path else key)]
-    if isinstance(value, list) and value:
+    if isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
         return [leaf for index, one in enumerate(value) for leaf in flat(one, f"{path}[{index}]")]
     return [[path, repr(value) if isinstance(value, float) else str(value)]]
 

@@ -16,7 +16,7 @@ def pair_of(path):
 def test_the_counts_and_the_table_are_the_rows_own(reported):
     pair = pair_of(reported[0])
     counts, figure = why_blocks("w", pair)
-    found = [one for one in pair.of_rows() if one.first is not None]
+    found = [one for one in pair.rows if one.first is not None]
     assert len(figure.data.rows) == len(found) == pair.summary["suffix_disagreement"]["count"] > 0
     within = sum(one.margin <= one.drift for one in found)
     assert counts.rows[0][1] == f"{within} of {len(found)} rows"
@@ -30,7 +30,7 @@ def test_the_counts_and_the_table_are_the_rows_own(reported):
 def test_a_margin_larger_than_the_drift_is_counted_as_such(reported):
     pair = pair_of(reported[0])
     rows = copy.deepcopy(pair.rows)
-    for one in replace(pair, rows=rows).of_rows():
+    for one in rows:
         for arm in pair.arms if one.first is not None else ():
             one.row["arms"][arm]["margins"][one.first] = 1e6
     counts = [why_blocks("w", replace(pair, rows=r))[0].rows[0][1] for r in (rows, pair.rows)]
@@ -39,13 +39,13 @@ def test_a_margin_larger_than_the_drift_is_counted_as_such(reported):
 
 def test_equal_suffixes_have_no_answer_to_why(reported):
     pair = pair_of(reported[0])
-    equal = [one.row for one in pair.of_rows() if one.first is None]
+    equal = [one for one in pair.rows if one.first is None]
     assert equal and why_blocks("w", replace(pair, rows=equal)) == []
 
 
 def test_choices_as_close_before_the_divergence_are_counted(reported):
     pair = pair_of(reported[0])
-    row = copy.deepcopy(next(one.row for one in pair.of_rows() if one.first is not None))
+    row = copy.deepcopy(next(one.row for one in pair.rows if one.first is not None))
     live, prefill = (row["arms"][arm] for arm in pair.arms)
     prefill["suffix"] = [*live["suffix"][:3], -1]
     one = ArmPair(row, pair.arms, pair.dtype)
