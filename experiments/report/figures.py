@@ -98,7 +98,7 @@ def transplant_figure(name: str, run: Run) -> Figure | None:
         return None
     sides = (*CONSTRUCTIONS, "neither")
     states = []
-    for arm, (recipient, donor) in TRANSPLANTS.items():
+    for arm, (donor, recipient) in TRANSPLANTS.items():
         found = [follows(arms, arm) for arms in divergent]
         states.append([f"{recipient} recipient, {donor} cache", *(str(found.count(side)) for side in sides)])
     caption = (

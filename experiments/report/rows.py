@@ -24,10 +24,10 @@ from experiments.report.values import number, scalar, words
 from experiments.run.ledger import row_key
 from minimodel.errors import InputError
 from minimodel.roles import ROLE_NAMES
+from stats.donors import DONORS
 
 # the arms that an experiment compares, the first pair that a row holds
 COMPARED = (("live", "prefill"), ("incremental", "prefill"), ("live", "incremental"), ("singleton", "pair"))
-EXCHANGED = {arm: cell for arm, cell in TRANSPLANTS.items() if cell[0] != cell[1]}  # arm: (recipient, donor)
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def row_blocks(one: View, anchor: str) -> list[Block]:
     if arms:
         suffixes = {words(name): suffix_of(arm) for name, arm in arms.items()}
         blocks += [suffix_passages(texts.codec, suffixes), _arms_table(one)]
-    if set(EXCHANGED) <= set(arms):
-        lines = [[f"{recipient} state", donor, follows(arms, arm)] for arm, (recipient, donor) in TRANSPLANTS.items()]
+    if set(DONORS) <= set(arms):
+        lines = [[f"{recipient} state", donor, follows(arms, arm)] for arm, (donor, recipient) in TRANSPLANTS.items()]
         blocks.append(table("Whose suffix each cache gives", ["recipient", "cache of", "suffix of"], lines))
     if sites := row.get("sites"):
         found = [(words(way), {words(n): site["follows"] for n, site in one.items()}) for way, one in sites.items()]
@@ -140,8 +140,8 @@ def _statement(one: View) -> str:
         drift = f"up to {number(pair.drift)}, {number(pair.entry['logits']['mean_abs'])} on average"
         text += f" The smaller margin of the two choices is {margin_text(pair.margin, pair.ulp)}; "
         text += f"the boundary logits of the two differ by {drift}."
-    moved = [(cell, follows(arms, arm)) for arm, cell in EXCHANGED.items() if arm in arms]
-    followed = "; ".join(f"the {donor} cache in the {recipient} state follows {to}" for (recipient, donor), to in moved)
+    moved = [(cell, follows(arms, arm)) for arm, cell in DONORS.items() if arm in arms]
+    followed = "; ".join(f"the {donor} cache in the {recipient} state follows {to}" for (donor, recipient), to in moved)
     return text + (f" Transplants: {followed}." if followed else "")
 
 
@@ -263,7 +263,7 @@ def _lane(drawing: Drawing, one: View, pair: ArmPair, index: int) -> None:
     drawing.text(326 + width + 10, top + 50, rest if len(rest) <= 62 else f"{rest[:60]} …", 13)
     moved = "".join(
         f"; moved into the {recipient} state it gives the same suffix"
-        for name, (recipient, donor) in EXCHANGED.items()
+        for name, (donor, recipient) in DONORS.items()
         if donor == arm and name in arms and suffix_of(arms[name]) == tokens
     )
     margin = f"margin {margin_text(pair.margins[index], pair.ulps[index])}{moved}"

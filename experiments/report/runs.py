@@ -14,17 +14,13 @@ from experiments.run.ledger import row_key
 from experiments.run.summary import matched_prefixes
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json, read_bytes
+from stats.donors import DONORS
 from stats.endpoints import first_divergence
 from stats.margins import margin_ulps
 
 CONSTRUCTIONS = ("incremental", "prefill")
-# the arms of whole-cache transplants: (recipient, donor of the cache); the native constructions keep their own cache
-TRANSPLANTS = {
-    "incremental": ("incremental", "incremental"),
-    "prefill_cache_into_incremental": ("incremental", "prefill"),
-    "incremental_cache_into_prefill": ("prefill", "incremental"),
-    "prefill": ("prefill", "prefill"),
-}
+# arm of a whole-cache transplant: (donor, recipient of the cache); the native constructions keep their own cache
+TRANSPLANTS = {arm: DONORS.get(arm, (arm, arm)) for arm in ("incremental", *reversed(DONORS), "prefill")}
 
 
 class Fields(dict[str, Any]):
