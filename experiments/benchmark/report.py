@@ -1,6 +1,7 @@
 """Writes benchmark.json and the report: tables and drawings from that object alone."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,8 @@ def batch_figure(document: dict[str, Any]) -> Figure:
     ]
     data = column_table("Throughput, tokens/s", "rows together", columns)
     caption = "Throughput against the number of rows decoded together."
-    return line_chart("batch", caption, data, ("rows decoded together", "tokens/s of all rows"))
+    names = ("rows decoded together", "tokens/s of all rows")
+    return Figure("batch", caption, data, lambda: line_chart(data, names))
 
 
 def growth_figures(document: dict[str, Any]) -> list[Figure]:
@@ -174,5 +176,6 @@ def growth_figures(document: dict[str, Any]) -> list[Figure]:
     ):
         lines = [[str(end), *(f"{each[at]:.3g}" for each in curves.values())] for at, end in enumerate(growth["ends"])]
         data = table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
-        figures.append(line_chart(name, caption, data, ("tokens in the cache", unit)))
+        draw = partial(line_chart, data, ("tokens in the cache", unit))
+        figures.append(Figure(name, caption, data, draw))
     return figures
