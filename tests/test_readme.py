@@ -17,11 +17,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODULES = r"python -m ((?:experiments|tests\.hf)\.[\w.]+)"
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
-def commands() -> list[tuple[str, list[str]]]:
+def commands():
     """(module, arguments) of every `python -m` line of the shell blocks, continued lines joined."""
     found = []
     for block in blocks("sh"):
@@ -32,7 +32,7 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
-def accepted(module: str, arguments: list[str]) -> None:
+def accepted(module, arguments):
     """Parses the arguments with the module's own command, without running it. click.UsageError where it would not."""
     command_module(module).main.make_context(module, list(arguments))
 

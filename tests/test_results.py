@@ -5,7 +5,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ RUNS = "STAGE_REPLAY_RUNS"  # a folder that holds the runs, under the names of r
 CLAIMS = json.loads(RESULTS.read_text())
 
 
-def rates(value: Any, at: str = "") -> list[tuple[str, dict[str, Any]]]:
+def rates(value, at=""):
     """(path, record) of every {count, n, ...} in the claims."""
     if not isinstance(value, dict):
         return []
@@ -31,7 +30,7 @@ def test_every_rate_and_interval_follows_from_its_counts(record):
     assert follows(record)
 
 
-def follows(record: dict[str, Any]) -> bool:
+def follows(record):
     """Whether rate and interval are those of count and n, at the z of the matrices or of the transplants."""
     return record in [wilson(record["count"], record["n"], z).as_dict() for z in (Z_MATRIX, Z_TRANSPLANT)]
 

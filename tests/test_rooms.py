@@ -1,34 +1,30 @@
-"""Who may import whom: read from the source of every module, and proven by importing them."""
+"""Who may import whom: read from the source of every module, and checked by importing them."""
 
 import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("minimodel", "decode", "cache", "stats", "experiments")
-MAY_IMPORT = {
+MAY_IMPORT = {  # of the project's own packages
     "minimodel": {"minimodel"},
     "decode": {"decode", "minimodel"},
     "cache": {"cache", "decode", "minimodel"},
     "stats": {"stats"},
     "experiments": {"experiments", "stats", "cache", "decode", "minimodel"},
 }
-NOT_FOR = {  # libraries that a room must do without
-    "minimodel": {"transformers", "tests", "click", "scipy", "matplotlib"},
-    "decode": {"transformers", "tests", "click", "scipy", "matplotlib"},
-    "cache": {"transformers", "tests", "click", "scipy", "matplotlib"},
+NO_TOOLS = {"transformers", "tests", "click", "scipy", "matplotlib"}
+NOT_FOR = {  # libraries that a package must do without
+    **{"minimodel": NO_TOOLS, "decode": NO_TOOLS, "cache": NO_TOOLS, "experiments": {"transformers", "tests"}},
     "stats": {"transformers", "tests", "click", "torch", "safetensors", "tokenizers"},
-    "experiments": {"transformers", "tests"},
 }
 
 
-def imported(source: str, module: str = "") -> Iterator[str]:
+def imported(source, module=""):
     """Every module named by an import anywhere in the source, relative ones resolved; also import_module("name")."""
     package = module.split(".")[:-1]
     for node in ast.walk(ast.parse(source)):
@@ -44,13 +40,13 @@ def imported(source: str, module: str = "") -> Iterator[str]:
                 yield node.args[0].value
 
 
-def violations(source: str, room: str) -> set[str]:
-    """Top-level packages that a module of `room` imports and may not."""
-    tops = {name.split(".")[0] for name in imported(source, f"{room}.x")}
-    return (tops & set(ROOMS)) - MAY_IMPORT[room] | tops & NOT_FOR[room]
+def violations(source, package):
+    """Top-level packages that a module of `package` imports and may not."""
+    tops = {name.split(".")[0] for name in imported(source, f"{package}.x")}
+    return (tops & set(MAY_IMPORT)) - MAY_IMPORT[package] | tops & NOT_FOR[package]
 
 
-def modules(folder: str) -> dict[str, Path]:
+def modules(folder):
     """Dotted name to path of every module under a folder; a package stands under its own name."""
     found = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
@@ -59,16 +55,17 @@ def modules(folder: str) -> dict[str, Path]:
     return found
 
 
-PRODUCT = {name: path for room in ROOMS for name, path in modules(room).items()}
+PRODUCT = {name: path for package in MAY_IMPORT for name, path in modules(package).items()}
+SOURCES = {name: path.read_text(encoding="utf-8") for name, path in {**PRODUCT, **modules("tests")}.items()}
 
 
-@pytest.mark.parametrize("name", PRODUCT)
-def test_a_module_imports_only_what_its_room_may(name):
-    assert violations(PRODUCT[name].read_text(encoding="utf-8"), name.split(".")[0]) == set()
+def test_a_module_imports_only_what_its_package_may():
+    found = {name: violations(SOURCES[name], name.split(".")[0]) for name in PRODUCT}
+    assert len(found) > 30 and {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
 @pytest.mark.parametrize(
-    ("source", "room", "found"),
+    ("source", "package", "found"),
     [
         ("import decode.state", "minimodel", {"decode"}),
         ("def f():\n    from cache import kv", "decode", {"cache"}),
@@ -81,36 +78,26 @@ def test_a_module_imports_only_what_its_room_may(name):
         ("from minimodel import errors\n# import cache\ntext = 'import cache'", "decode", set()),
     ],
 )
-def test_the_check_itself_sees_violations(source, room, found):
-    assert violations(source, room) == found
+def test_the_check_itself_sees_violations(source, package, found):
+    assert violations(source, package) == found
 
 
-def test_every_folder_of_source_is_a_room_or_a_test():
-    folders = {path.relative_to(ROOT).parts[0] for path in ROOT.glob("*/**/*.py")}
-    folders = {folder for folder in folders if not folder.startswith(".") and (ROOT / folder / "__init__.py").exists()}
-    assert folders == {*ROOMS, "tests"}
-    assert len(PRODUCT) > 30
+def test_every_folder_of_source_is_a_package_or_tests():
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py") if not path.parent.name.startswith(".")}
+    assert folders == {*MAY_IMPORT, "tests"}
 
 
 def test_only_the_transformers_tests_import_transformers():
-    users = {
-        name
-        for name, path in {**PRODUCT, **modules("tests")}.items()
-        if any(used.split(".")[0] == "transformers" for used in imported(path.read_text(encoding="utf-8"), name))
-    }
+    users = {name for name in SOURCES if any(u.split(".")[0] == "transformers" for u in imported(SOURCES[name], name))}
     assert users and all(name.startswith("tests.hf") for name in users)
 
 
-def graph(names: dict[str, Path]) -> dict[str, set[str]]:
+def graph(names):
     """Module to the modules of ours that it imports: `from a.b import c` is a.b.c where that is a module, else a.b."""
-    edges: dict[str, set[str]] = {}
+    edges = {}
     for name, path in names.items():
-        module = f"{name}.__init__" if path.name == "__init__.py" else name
-        edges[name] = set()
-        for used in imported(path.read_text(encoding="utf-8"), module):
-            target = used if used in names else used.rpartition(".")[0]
-            if target in names:
-                edges[name].add(target)
+        found = imported(SOURCES[name], f"{name}.__init__" if path.name == "__init__.py" else name)
+        edges[name] = {used if used in names else used.rpartition(".")[0] for used in found} & set(names)
     return edges
 
 
@@ -122,24 +109,17 @@ def test_no_module_imports_itself_in_a_circle():
         list(TopologicalSorter({**edges, "minimodel.errors": {"cache.build"}}).static_order())
 
 
-def is_command(path: Path) -> bool:
-    """Returns whether a module is a command: it defines `main`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
-
-
 def test_nothing_imports_a_command():
-    """What two commands share stands in a module of its own, so that each command can change alone."""
-    commands = {name for name, path in PRODUCT.items() if is_command(path)}
-    edges = graph(PRODUCT)
+    """What two commands share stands in another module, so that each command can change alone."""
+    commands = {name for name in PRODUCT if re.search(r"^def main\(", SOURCES[name], flags=re.MULTILINE)}
     assert len(commands) > 15 and {"experiments.matrix", "experiments.causes.__main__"} <= commands
-    assert {name: used & commands for name, used in edges.items() if used & commands} == {}
+    assert {name: used & commands for name, used in graph(PRODUCT).items() if used & commands} == {}
     # the control: a test that imports one
     name = "tests.experiments.test_bridge"
     assert graph({**PRODUCT, name: modules("tests")[name]})[name] & commands
 
 
-def stem(name: str) -> str:
+def stem(name):
     """Returns a name without its ending: cause, causes and causing are one stem."""
     return re.sub(r"(n?ing|er|es|e|s)$", "", name)
 
@@ -151,22 +131,24 @@ def test_no_two_packages_or_commands_have_one_stem():
     assert len(names) > 15 and len({stem(name) for name in names}) == len(names)
 
 
-def loaded_after(statement: str) -> set[str]:
-    """Modules and packages in a fresh interpreter after a statement."""
-    script = f"{statement}\nimport sys\nprint(' '.join(sys.modules))"
+COMPILER = {"torch._inductor", "scipy.stats"}  # they would double the start of a command; imported where they are used
+
+
+@pytest.mark.parametrize(
+    ("package", "after", "wanted", "unwanted"),
+    [
+        (
+            "",
+            "minimodel.NumericContract('bf16').apply()",
+            {"torch", "safetensors", "tokenizers", *MAY_IMPORT},
+            {"transformers", "tests", "huggingface_hub", *COMPILER},
+        ),
+        ("stats", "", {"stats"}, {"torch", "transformers", "minimodel", "decode", "cache", "experiments"}),
+    ],
+)
+def test_importing_loads_no_transformers_no_compiler_and_for_the_statistics_no_torch(package, after, wanted, unwanted):
+    names = [name for name in PRODUCT if name.startswith(package) and not name.endswith("__main__")]
+    script = f"import sys, {', '.join(names)}\n{after}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_importing_every_product_module_loads_no_transformers():
-    """Nor what would double the start of a command, until it is used: torch's compiler and scipy's statistics."""
-    names = [name for name in PRODUCT if not name.endswith("__main__")]
-    loaded = loaded_after(f"import {', '.join(names)}\nminimodel.NumericContract('bf16').apply()")
-    assert {"torch", "safetensors", "tokenizers", *ROOMS} <= loaded
-    assert not loaded & {"transformers", "tests", "huggingface_hub", "torch._inductor", "scipy.stats"}
-
-
-def test_importing_the_statistics_loads_no_torch():
-    names = [name for name in PRODUCT if name.split(".")[0] == "stats"]
-    loaded = loaded_after("import " + ", ".join(names))
-    assert "stats" in loaded and not loaded & {"torch", "transformers", "minimodel", "decode", "cache", "experiments"}
+    loaded = set(done.stdout.split())
+    assert wanted <= loaded and not loaded & unwanted

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from minimodel.checkpoint import expected_shapes, open_checkpoint
-from minimodel.config import ModelConfig
 from minimodel.roles import ROLE_NAMES, ROLE_OFFSET
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -14,12 +13,12 @@ DEMO = ROOT / "experiments/demo/primary"
 TEXT = (ROOT / "weights.md").read_text()
 
 
-def table() -> dict[str, str]:
+def table():
     """{name pattern: shape} of the tensor table."""
     return dict(re.findall(r"^\| `([a-z_.{}0-9]+)` \| (\[[^\]]+\]) \|", TEXT, flags=re.MULTILINE))
 
 
-def shape_of(expression: str, config: ModelConfig, rows: int) -> tuple[int, ...]:
+def shape_of(expression, config, rows):
     """`[H*D, E]` in numbers."""
     letters = {
         "V": config.vocab_size,

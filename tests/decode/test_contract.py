@@ -1,8 +1,6 @@
 """contract.json: absent keys take the paper's values, everything odd is refused by its key."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from minimodel.roles import VISIBILITY
 from tests.helpers import refused
 
 
-def read(tiny_directory: Path, raw: dict[str, Any], vocab_size: int = 288) -> Contract:
+def read(tiny_directory, raw, vocab_size=288):
     return Contract.from_parts(raw, tiny_directory / "tokenizer.json", vocab_size, "contract.json")
 
 

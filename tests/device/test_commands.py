@@ -1,13 +1,11 @@
 """The commands on one device, as a user calls them: matrix, fixed prefixes, transplant, machine, benchmark."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from experiments.benchmark.arms import COLUMNS
 from tests import THREADS
-from tests.device.conftest import UnderTest
 from tests.experiments.runs import call, ledger, summary_of
 
 
@@ -22,7 +20,7 @@ def root(here, tmp_path_factory):
     return root
 
 
-def command(here: UnderTest, root: Path, name: str, *more: object) -> None:
+def command(here, root, name, *more):
     """Runs one command to its end with exit code 0; its output goes under root/runs."""
     given = ["--checkpoint", here.checkpoint, "--device", here.device, "--threads", THREADS, "--quiet"]
     done = call(name, *given, *more, cwd=root)

@@ -15,13 +15,8 @@ from tests.faults.forked import Ended, in_child, matrix, send_at_call
 from tests.tiny import write_checkpoint
 
 ROWS = 5
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL["num_key_value_heads"] = 1
 CAPS = {"branch": 3, "merge": 6, "answer": 3}
 
 
@@ -46,7 +41,7 @@ class Small:
         return in_child(matrix(self.arguments(out, *more, threads=threads), before), self.root, after)
 
     def copy(self, root: Path) -> "Small":
-        """The same with a checkpoint of its own, which a test may change."""
+        """The same with another copy of the checkpoint, which a test may change."""
         shutil.copytree(self.checkpoint, root / "tiny")
         return dataclasses.replace(self, root=root)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from experiments.matrix import main as matrix_main
+from experiments.run.progress import Progress
 
 CRASHED = 99  # the exit code of a child whose command raised what no command may raise
 
@@ -39,10 +40,10 @@ def in_child(body: Callable[[], int], folder: Path, after: Callable[[int], None]
     there when this function is left is killed.
     """
     torch.set_num_threads(1)  # so that the child never waits for threads that the fork left behind
-    out, err = folder / "child.out", folder / "child.err"
+    paths = folder / "child.out", folder / "child.err"
     pid = os.fork()
     if pid == 0:
-        become(body, out, err)
+        become(body, *paths)
     try:
         if after is not None:
             after(pid)
@@ -52,7 +53,8 @@ def in_child(body: Callable[[], int], folder: Path, after: Callable[[int], None]
         os.waitpid(pid, 0)
         raise
     code = os.waitstatus_to_exitcode(status)
-    return Ended(code if code >= 0 else None, max(-code, 0), _text(out), _text(err))
+    texts = (path.read_text(errors="replace") if path.exists() else "" for path in paths)
+    return Ended(code if code >= 0 else None, max(-code, 0), *texts)
 
 
 def become(body: Callable[[], int], out: Path, err: Path) -> None:
@@ -76,21 +78,24 @@ def become(body: Callable[[], int], out: Path, err: Path) -> None:
         os._exit(code)
 
 
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
-
-
-def matrix(arguments: list[object], before: Callable[[], Any] | None = None) -> Callable[[], int]:
-    """The body of `python -m experiments.matrix ARGUMENTS`; `before` runs first, in the child."""
+def command(
+    main: Any, name: str, arguments: list[object], before: Callable[[], Any] | None = None
+) -> Callable[[], int]:
+    """The body of `python -m experiments.NAME ARGUMENTS`; `before` runs first, in the child."""
 
     def body() -> int:
-        sys.argv = ["matrix", *map(str, arguments)]
+        sys.argv = [name, *map(str, arguments)]
         if before is not None:
             before()
-        matrix_main(args=sys.argv[1:], prog_name="matrix")
+        main(args=sys.argv[1:], prog_name=name)
         return CRASHED  # a command ends by sys.exit, always
 
     return body
+
+
+def matrix(arguments: list[Any], before: Callable[[], Any] | None = None) -> Callable[[], int]:
+    """The body of `python -m experiments.matrix ARGUMENTS`."""
+    return command(matrix_main, "matrix", arguments, before)
 
 
 ROW_ENDS = ("Progress.row", "Progress.row_done")  # where a row begins and ends, in `experiments.run.progress`
@@ -116,6 +121,18 @@ def send_at_call(number: int, moment: int, path: Path | None = None) -> None:
                 file.write(f"{calls}\n")
 
     sys.setprofile(count)
+
+
+def stop_after_rows(count: int, stop: Callable[[], Any] = lambda: os.kill(os.getpid(), signal.SIGINT)) -> None:
+    """In the child: calls `stop`, an interruption by default, as the row after so many begins."""
+    real, left = Progress.row, iter(range(count))
+
+    def row(self: Progress, name: str) -> Any:
+        if next(left, None) is None:
+            stop()
+        return real(self, name)
+
+    Progress.row = row  # type: ignore[method-assign]
 
 
 def kill_after(seconds: float) -> Callable[[int], None]:

@@ -2,7 +2,7 @@
 
     python -m tests.faults.fuzz --inputs 20000 --seed 0
 
-Inputs are opened in forked children under limits on memory and CPU time, a batch a child. Found faults are: another
+Inputs are opened in forked children under limits on memory and CPU time, one child per batch. A fault is: another
 exception than InputError, a message of several lines, a read outside the directory, a signal, a limit.
 """
 
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,13 +30,8 @@ from tests.faults.forked import in_child
 from tests.faults.mutate import MUTATORS, mutate_kind
 from tests.tiny import split_into_shards, write_checkpoint
 
-TINY = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+TINY["num_key_value_heads"] = 1
 QUESTION = "Where do <|merge|> and \u00e9 stand? " + "x" * 40
 MEMORY_BYTES = 2 << 30  # above what the process holds before the first input
 CPU_SECONDS = 30  # an input of its own; a whole batch gets as many times more as it has inputs, at 20 a second
@@ -103,6 +99,9 @@ def open_all(directory: Path) -> str:
     return "opened"
 
 
+looking = [False]  # an audit hook cannot be taken away; it looks only while an input is opened
+
+
 def watch_reads(directory: Path) -> list[str]:
     """From now on, lists every file opened outside `directory`, by Python and by the safetensors library."""
     outside: list[str] = []
@@ -120,11 +119,8 @@ def watch_reads(directory: Path) -> list[str]:
         return real(path, *more, **named)
 
     safetensors_file.safe_open = watched
-    sys.addaudithook(lambda event, arguments: note(arguments[0]) if event == "open" and switch[0] else None)
+    sys.addaudithook(lambda event, given: note(given[0]) if event == "open" and looking[0] else None)
     return outside
-
-
-switch = [False]  # an audit hook cannot be taken away; it looks only while an input is opened
 
 
 def run_batch(bases: Bases, seed: int, indices: range, log: Path) -> int:
@@ -139,25 +135,24 @@ def run_batch(bases: Bases, seed: int, indices: range, log: Path) -> int:
             directory, name = bases.write(seed, index)
             file.write(f"{index} {name} ")
             outside.clear()
-            switch[0] = True
+            looking[0] = True
             try:
                 outcome = open_all(directory)
             except BaseException as error:
                 outcome = f"FAULT {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            switch[0] = False
+            looking[0] = False
             file.write((f"FAULT read outside: {outside[0]}" if outside else outcome) + "\n")
         file.write(f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}\n")
     return 0
 
 
-def fuzz(root: Path, inputs: int, seed: int, say: Any = None) -> Findings:
+def fuzz(root: Path, inputs: int, seed: int, say: Callable[["Findings"], None] = lambda findings: None) -> Findings:
     """Opens so many inputs; a child that dies leaves the rest of its batch to the next one."""
-    findings, bases, first = Findings(), Bases(root), 0
+    findings, bases, first, log = Findings(), Bases(root), 0, root / "log.txt"
     while first < inputs:
-        log = root / "log.txt"
         log.write_text("")
         batch = range(first, min(first + BATCH, inputs))
-        ended = in_child(partial(run_batch, bases, seed, batch, log), root, after=_alarm(len(batch)))
+        ended = in_child(partial(run_batch, bases, seed, batch, log), root, after=partial(_alarm, len(batch)))
         done = _read_log(log.read_text(), findings, seed)
         if ended.code != 0:
             why = signal.Signals(ended.signal).name if ended.signal else ended.stderr.strip().splitlines()[-1:]
@@ -165,31 +160,25 @@ def fuzz(root: Path, inputs: int, seed: int, say: Any = None) -> Findings:
             findings.outcomes["?", "FAULT"] += 1
             done += 1
         first += done
-        if say is not None:
-            say(findings)
+        say(findings)
     return findings
 
 
-def _alarm(inputs: int) -> Any:
-    """A child that waits for ever (a pipe, a lock) uses no CPU time: the parent's clock ends it."""
-
-    def after(pid: int) -> None:
-        deadline = time.monotonic() + 120 + 2 * inputs
-        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                return
-            time.sleep(0.02)
-
-    return after
+def _alarm(inputs: int, pid: int) -> None:
+    """Ends a child that waits for ever (a pipe, a lock), which uses no CPU time, by the parent's clock."""
+    deadline = time.monotonic() + 120 + 2 * inputs
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.02)
 
 
 def _read_log(text: str, findings: Findings, seed: int) -> int:
     """Adds what a child logged; returns how many inputs it finished."""
     done = 0
     for line in text.splitlines():
-        index, _, rest = line.partition(" ")
-        name, _, outcome = rest.partition(" ")
+        index, name, outcome = [*line.split(" ", 2), "", ""][:3]
         if index == "peak":
             findings.peak_bytes = max(findings.peak_bytes, int(name) * 1024)
         elif outcome:
@@ -205,19 +194,15 @@ def _read_log(text: str, findings: Findings, seed: int) -> int:
 @click.option("--seed", default=0, show_default=True, type=int)
 def main(inputs: int, seed: int) -> None:
     torch.set_num_threads(1)
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as root:
-        start = time.monotonic()
-        findings = fuzz(
-            Path(root), inputs, seed, lambda now: click.echo(f"{now.inputs} inputs, {len(now.faults)} faults")
-        )
-    for (name, outcome), count in sorted(findings.outcomes.items()):
+        found = fuzz(Path(root), inputs, seed, lambda now: click.echo(f"{now.inputs} inputs, {len(now.faults)} faults"))
+    for (name, outcome), count in sorted(found.outcomes.items()):
         click.echo(f"{name} {outcome}: {count}")
-    click.echo("\n".join(findings.faults))
-    click.echo(
-        f"{findings.inputs} inputs, {len(findings.faults)} faults, peak {findings.peak_bytes / 1e9:.2f} GB, ", nl=False
-    )
+    click.echo("\n".join(found.faults))
+    click.echo(f"{found.inputs} inputs, {len(found.faults)} faults, peak {found.peak_bytes / 1e9:.2f} GB, ", nl=False)
     click.echo(f"{time.monotonic() - start:.0f} s")
-    sys.exit(1 if findings.faults else 0)
+    sys.exit(1 if found.faults else 0)
 
 
 if __name__ == "__main__":

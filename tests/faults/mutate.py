@@ -2,13 +2,73 @@
 
 import copy
 import json
+import os
 import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.hostile_values import NAMES, STRINGS, TOKENIZER_PARTS, Raw, value
+DIGITS = 5000  # more than Python turns into an int
+STRINGS = ["", " ", "qwen2", "weight", "F32", "BF16", "F8_E4M3", "I64", "a\nb", "\x1b[2J", "\u202eabc", "\u2028", "\0"]
+NAMES = ["../outside.safetensors", "/etc/passwd", "..", ".", "/dev/zero", "link.safetensors", "a/b", "\ud800"]
+NAMES += ["x" * 300]
+NUMBERS = [0, 1, -1, 2, 3, 7, 255, 1 << 16, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, 1 << 64, 10**30, -(1 << 63)]
+FLOATS = [0.0, -0.0, 0.5, 1e-320, 1e308, float("nan"), float("inf"), float("-inf"), 1.0000000001]
+NO_PAIR, PAD = {"pair": [], "special_tokens": {}}, {"pad_id": 0, "pad_type_id": 0, "pad_token": ""}
+TOKENIZER_PARTS = [
+    {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000},
+    {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}] * 40},
+    {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+    {"type": "Split", "pattern": {"Regex": "(.+.+)+\u00ff"}, "behavior": "Isolated", "invert": False},
+    {"type": "Split", "pattern": {"Regex": "(("}, "behavior": "Removed", "invert": True},
+    {"type": "Split", "pattern": {"Regex": ""}, "behavior": "MergedWithNext", "invert": False},
+    {"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 0}]},
+    {"type": "FixedLength", "length": 0},
+    {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},
+    {"type": "Strip", "content": "W", "start": 1000, "stop": 1000},
+    {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
+    {"type": "ByteFallback"},
+    {"type": "NFC"},
+    {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {},
+    },
+    {"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 9},
+    {
+        "strategy": {"Fixed": 1 << 40},
+        "direction": "Left",
+        "pad_to_multiple_of": 0,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "",
+    },
+]
+
+
+class Raw(str):
+    """JSON text that `json` would not write: a number of many digits, a value of great depth."""
+
+
+DEPTHS = [5, 120, 300, 900, 940, 960, 970, 975, 980, 985, 990, 1500, 60_000]
+
+
+def value(rng: random.Random) -> Any:
+    """Something that does not belong where it is put."""
+    kind = rng.randrange(9)
+    if kind < 5:
+        return rng.choice(([None, True, False], NUMBERS, FLOATS, STRINGS, NAMES)[kind])
+    if kind == 5:
+        depth = rng.choice(DEPTHS)
+        return Raw(rng.choice(["[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth]))
+    if kind == 6:
+        return Raw(rng.choice(["9" * DIGITS, "1" + "0" * 400, "1e99999", "-0", "1E5", "0x10", "01"]))
+    if kind == 7:
+        mixed = [*NUMBERS, *FLOATS, *STRINGS, None, [], {}]
+        return [rng.choice(mixed) for _ in range(rng.choice([0, 1, 2, 6, 7, 2000]))]
+    return copy.deepcopy(rng.choice([{}, {"a": 1}, {"rope_type": "yarn"}, {"type": "default"}, *TOKENIZER_PARTS]))
 
 
 def mutate_tree(rng: random.Random, tree: Any) -> Any:
@@ -19,7 +79,8 @@ def mutate_tree(rng: random.Random, tree: Any) -> Any:
             return tree
         holder = tree
         while rng.random() < 0.6:
-            inner = [child for child in _children(holder) if isinstance(child, dict | list) and child]
+            children = holder.values() if isinstance(holder, dict) else holder
+            inner = [child for child in children if isinstance(child, dict | list) and child]
             if not inner:
                 break
             holder = rng.choice(inner)
@@ -27,27 +88,21 @@ def mutate_tree(rng: random.Random, tree: Any) -> Any:
     return tree
 
 
-def _children(holder: Any) -> list[Any]:
-    return list(holder.values()) if isinstance(holder, dict) else holder
-
-
 def _mutate_at(rng: random.Random, holder: Any) -> None:
-    key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
-    kind = rng.randrange(6)
+    keys = list(holder) if isinstance(holder, dict) else range(len(holder))
+    key, kind = rng.choice(keys), rng.randrange(6)
     if kind <= 1:
         holder[key] = value(rng)
     elif kind == 2:
         del holder[key]
     elif kind == 3:
-        other = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
+        other = rng.choice(keys)
         holder[key], holder[other] = holder[other], holder[key]
     elif isinstance(holder, dict):
         name = rng.choice([*STRINGS, *NAMES, "rope_scaling", "layer_types", "dropout", "head_dim", "lm_head.weight"])
         holder[name] = holder.pop(key) if kind == 4 else value(rng)
-    elif kind == 4:
-        holder.append(copy.deepcopy(holder[key]))
     else:
-        holder.append(value(rng))
+        holder.append(copy.deepcopy(holder[key]) if kind == 4 else value(rng))
 
 
 def dump(rng: random.Random, tree: Any) -> bytes:
@@ -86,9 +141,8 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
         elif kind == 3:
             changed[at:at] = rng.randbytes(rng.randrange(1, 9))
         elif kind == 4:
-            changed[at : at + rng.randrange(1, 9)] = rng.choice(
-                [b"", b"\0", b"\xff\xfe", b'"', b"{", b"]", b"null", b"-1"]
-            )
+            other = rng.choice([b"", b"\0", b"\xff\xfe", b'"', b"{", b"]", b"null", b"-1"])
+            changed[at : at + rng.randrange(1, 9)] = other
         else:
             del changed[at : at + rng.randrange(1, 40)]
     return bytes(changed)
@@ -133,21 +187,15 @@ def mutate_safetensors(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate_kind(rng: random.Random, path: Path) -> None:
-    """What stands in a file's place is no file of this directory: a pipe, a folder, a link that leads out or round."""
+    """Replaces a file by what is none of this directory: nothing, a pipe, a folder, a link out or to itself."""
     path.unlink()
     kind = rng.randrange(6)
     if kind == 0:
-        import os
-
         os.mkfifo(path)
     elif kind == 1:
         path.mkdir()
-    elif kind == 2:
-        path.symlink_to("/dev/zero")
-    elif kind == 3:
-        path.symlink_to(path.name)
-    elif kind == 4:
-        path.symlink_to(path.parent.parent / "outside.safetensors")
+    elif kind < 5:
+        path.symlink_to(["/dev/zero", path.name, path.parent.parent / "outside.safetensors"][kind - 2])
 
 
 MUTATORS: dict[str, Callable[[random.Random, bytes], bytes]] = {

@@ -8,10 +8,10 @@ import pytest
 import tests.faults.fuzz as module
 from minimodel.safetensors_file import table_of_contents
 from tests.faults.forked import in_child
-from tests.faults.fuzz import Bases, Findings, fuzz, watch_reads
+from tests.faults.fuzz import Bases, fuzz, watch_reads
 
 
-def require_sound(findings: Findings, inputs: int) -> None:
+def require_sound(findings, inputs):
     assert findings.faults == []
     assert findings.inputs == inputs
     assert findings.peak_bytes < 2 << 30
@@ -22,45 +22,38 @@ def require_sound(findings: Findings, inputs: int) -> None:
     assert sum(count for (_, outcome), count in findings.outcomes.items() if outcome == "opened") > inputs // 50
 
 
-def test_hostile_checkpoints(tmp_path):
-    require_sound(fuzz(tmp_path, 300, seed=7), 300)
+SLOW = int(os.environ.get("STAGE_REPLAY_FUZZ", "20000"))
 
 
-@pytest.mark.slow
-def test_many_hostile_checkpoints(tmp_path):
-    """STAGE_REPLAY_FUZZ sets how many; 20,000 without it."""
-    inputs = int(os.environ.get("STAGE_REPLAY_FUZZ", "20000"))
-    require_sound(fuzz(tmp_path, inputs, seed=8), inputs)
+@pytest.mark.parametrize(("inputs", "seed"), [(300, 7), pytest.param(SLOW, 8, marks=pytest.mark.slow)])
+def test_hostile_checkpoints(tmp_path, inputs, seed):
+    """STAGE_REPLAY_FUZZ sets how many are opened in the slow case."""
+    require_sound(fuzz(tmp_path, inputs, seed), inputs)
 
 
 def test_the_fuzzer_sees_every_kind_of_fault(tmp_path, monkeypatch):
     """The control: an opener with one defect of each kind, one input each."""
-    kind, index, real = ["KeyError", "outside", "lines", "killed", "memory", "fine"], 0, Bases.write
-
-    def write(self, seed, number):
-        nonlocal index
-        index = number
-        return real(self, seed, number)
+    kind, real = ["KeyError", "outside", "lines", "killed", "memory", "fine"], Bases.write
+    now = []
 
     def broken(directory):
-        if kind[index] == "KeyError":
+        if kind[now[-1]] == "KeyError":
             raise KeyError("shape")
-        if kind[index] == "outside":
+        if kind[now[-1]] == "outside":
             (directory.parent / "outside.safetensors").read_bytes()
-        assert kind[index] != "lines", "not one line"
-        if kind[index] == "killed":
+        assert kind[now[-1]] != "lines", "not one line"
+        if kind[now[-1]] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if kind[index] == "memory":
+        if kind[now[-1]] == "memory":
             bytearray(3 << 30)
         return "opened"
 
-    monkeypatch.setattr(Bases, "write", write)
+    monkeypatch.setattr(Bases, "write", lambda self, seed, index: now.append(index) or real(self, seed, index))
     monkeypatch.setattr(module, "open_all", broken)
     findings = fuzz(tmp_path, 6, seed=0)
     expected = ["FAULT KeyError", "read outside", "FAULT AssertionError", "SIGKILL", "FAULT MemoryError"]
     assert len(findings.faults) == 5, findings.faults
-    for fault, part in zip(findings.faults, expected):
-        assert part in fault
+    assert all(part in fault for fault, part in zip(findings.faults, expected)), findings.faults
 
 
 def test_reads_outside_are_seen_and_reads_inside_are_not(tmp_path):
@@ -69,7 +62,7 @@ def test_reads_outside_are_seen_and_reads_inside_are_not(tmp_path):
 
     def body():
         outside = watch_reads(directory)
-        module.switch[0] = True
+        module.looking[0] = True
         (directory / "config.json").read_bytes()
         inside = len(outside)
         table_of_contents(tmp_path / "outside.safetensors")

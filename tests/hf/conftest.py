@@ -7,9 +7,8 @@ from minimodel.numerics import DTYPES, NumericContract
 from tests import THREADS
 from tests.experiments.commands import write_tasks
 from tests.hf import versions
-from tests.hf.inputs import CONTENT, CONTRACT, WIDE, six_blocks
 from tests.hf.reference import Reference
-from tests.hf.runs import run_ours, run_theirs
+from tests.hf.runs import CONTENT, CONTRACT, WIDE, run_ours, run_theirs, six_blocks
 from tests.tiny import write_checkpoint
 
 CONSTRUCTIONS = ("prefill", "incremental", "chunks")

@@ -14,17 +14,10 @@ from torch import Tensor, nn
 from minimodel.decoder import Observe
 from tests.hf import versions
 
-OUTPUTS = {  # of a decoder layer's submodules
-    "input_layernorm": "input_layernorm",
-    "self_attn.q_proj": "self_attn.q_proj",
-    "self_attn.k_proj": "self_attn.k_proj",
-    "self_attn.v_proj": "self_attn.v_proj",
-    "self_attn.o_proj": "self_attn.o_proj",
-    "post_attention_layernorm": "post_attention_layernorm",
-    "mlp.gate_proj": "mlp.gate_proj",
-    "mlp.up_proj": "mlp.up_proj",
-    "mlp.down_proj": "mlp.down_proj",
-}
+OUTPUTS = (  # of a decoder layer's submodules, under their own names
+    *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
 INPUTS = {  # steps that are no module's output, seen as the next module's input
     "self_attn.o_proj": "self_attn.attention",
     "post_attention_layernorm": "attention_residual",
@@ -50,9 +43,14 @@ def observing(base: Any, observe: Observe | None) -> Iterator[None]:
         for handle in handles:
             stack.callback(handle.remove)
         rotate = versions.modeling_qwen2.apply_rotary_pos_emb
-        stack.enter_context(
-            patch.object(versions.modeling_qwen2, "apply_rotary_pos_emb", _rotation(rotate, observe, current))
-        )
+
+        def observed(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            query, keys = rotate(*args, **kwargs)
+            observe(current[0] + "self_attn.q_rotary", query)
+            observe(current[0] + "self_attn.k_rotary", keys)
+            return query, keys
+
+        stack.enter_context(patch.object(versions.modeling_qwen2, "apply_rotary_pos_emb", observed))
         yield
 
 
@@ -66,31 +64,15 @@ def _layer_hooks(layer: nn.Module, name: str, observe: Observe, current: list[st
     for path, step in INPUTS.items():
         hook = _input(observe, name + step)
         handles.append(layer.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True))
-    for path, step in OUTPUTS.items():
-        handles.append(layer.get_submodule(path).register_forward_hook(_output(observe, name + step)))
+    for path in OUTPUTS:
+        handles.append(layer.get_submodule(path).register_forward_hook(_output(observe, name + path)))
     handles.append(layer.register_forward_hook(_output(observe, name + "mlp_residual")))
     return handles
 
 
 def _output(observe: Observe, name: str) -> Callable[..., None]:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        observe(name, versions.first_output(output))
-
-    return hook
+    return lambda module, args, output: observe(name, versions.first_output(output))
 
 
 def _input(observe: Observe, name: str) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        observe(name, args[0] if args else kwargs["hidden_states"])
-
-    return hook
-
-
-def _rotation(rotate: Callable[..., Any], observe: Observe, current: list[str]) -> Callable[..., Any]:
-    def observed(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        query, keys = rotate(*args, **kwargs)
-        observe(current[0] + "self_attn.q_rotary", query)
-        observe(current[0] + "self_attn.k_rotary", keys)
-        return query, keys
-
-    return observed
+    return lambda module, args, kwargs: observe(name, args[0] if args else kwargs["hidden_states"])

@@ -2,7 +2,7 @@
 
 Give a folder for each further release (`pip install --target FOLDER transformers==X`); the installed one comes last.
 A cell names every kernel of ours that is equal in all bits: K and V of every layer, hidden states and logits of every
-call; prefill is one call, decode is one token a call, so that nothing of the one is in the other.
+call; prefill is one call, decode is one token per call, so that neither holds anything of the other.
 
     python -m tests.hf.kernel_table FOLDER...
 """
@@ -15,15 +15,12 @@ import tempfile
 from pathlib import Path
 
 import click
-import torch
 
-from minimodel.attention import ATTENTION_KERNELS
 from minimodel.load import load_model
 from minimodel.numerics import DTYPES, NumericContract
 from tests.hf import versions
-from tests.hf.inputs import CONTENT, CONTRACT, WIDE, Request, plain, six_blocks
 from tests.hf.reference import Reference
-from tests.hf.runs import differing, run_ours, run_theirs
+from tests.hf.runs import CONTENT, CONTRACT, WIDE, Request, Run, differing, plain, run_ours, run_theirs, six_blocks
 from tests.tiny import write_checkpoint
 
 CALLS = {"prefill": "prefill", "decode": "incremental"}
@@ -38,39 +35,31 @@ def measure(threads: int) -> list[tuple[str, ...]]:
             adapted = write_checkpoint(Path(folder) / "adapted", DTYPES[dtype], config=WIDE, contract=CONTRACT)
             stock = write_checkpoint(Path(folder) / "stock", DTYPES[dtype], config=WIDE, stock=True)
             asked = six_blocks(adapted, content=CONTENT)
-            unmasked = plain(288, asked.length)
-            rows += _rows(adapted, asked, "roles", dtype, ("sdpa", "eager"), threads)
-            rows += _rows(stock, unmasked, "none", dtype, ("sdpa",), threads)
+            for directory, request, mask, attentions in (
+                (adapted, asked, "roles", ("sdpa", "eager")),
+                (stock, plain(288, asked.length), "none", ("sdpa",)),
+            ):
+                ours = our_runs(directory, request, dtype, threads)
+                for attention in attentions:
+                    reference, cells = Reference(directory, DTYPES[dtype], attention), []
+                    for name, calls in CALLS.items():
+                        theirs = run_theirs(reference, request, calls)
+                        equal = [kernel for kernel, runs in ours.items() if not differing(runs[name], theirs)]
+                        cells.append(", ".join(equal) or "none")
+                    rows.append((versions.INSTALLED, attention, mask, dtype, *cells))
     return rows
 
 
-def _rows(
-    directory: Path, asked: Request, mask: str, dtype: str, attentions: tuple[str, ...], threads: int
-) -> list[tuple[str, ...]]:
-    ours = {}
-    for kernel in ATTENTION_KERNELS:
-        if kernel in ("eager", "repeat_kv", "packed_gqa"):  # those that stand for a release
-            model = load_model(directory, NumericContract(dtype, attention=kernel, threads=threads))
-            ours[kernel] = {name: run_ours(model, asked, calls) for name, calls in CALLS.items()}
-    rows = []
-    for attention in attentions:
-        reference = Reference(directory, DTYPES[dtype], attention)
-        given = additive(asked, DTYPES[dtype]) if attention == "eager" else asked
-        cells = []
-        for name, calls in CALLS.items():
-            theirs = run_theirs(reference, given, calls)
-            equal = [kernel for kernel, runs in ours.items() if not differing(runs[name], theirs)]
-            cells.append(", ".join(equal) or "none")
-        rows.append((versions.INSTALLED, attention, mask, dtype, *cells))
-    return rows
-
-
-def additive(asked: Request, dtype: torch.dtype) -> Request:
-    """The mask as transformers' eager attention wants it: 0 where allowed, the lowest finite value elsewhere."""
-    assert asked.mask is not None
-    zeros = torch.zeros(asked.mask.shape, dtype=dtype)
-    mask = zeros.masked_fill(~asked.mask, torch.finfo(dtype).min)
-    return Request(asked.input_ids, asked.roles, asked.position_ids, mask)
+def our_runs(directory: Path, request: Request, dtype: str, threads: int) -> dict[str, dict[str, Run]]:
+    """The runs of each of our kernels that stands for a release, by kernel and kind of call."""
+    models = {
+        kernel: load_model(directory, NumericContract(dtype, attention=kernel, threads=threads))
+        for kernel in ("eager", "repeat_kv", "packed_gqa")
+    }
+    return {
+        kernel: {name: run_ours(model, request, calls) for name, calls in CALLS.items()}
+        for kernel, model in models.items()
+    }
 
 
 def measured_under(folder: Path, threads: int) -> list[list[str]]:

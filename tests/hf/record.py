@@ -1,7 +1,7 @@
 """The retained-live matrix computed by transformers, written as the ledger that `experiments.matrix` writes.
 
 Same tasks, contract, structural mask, greedy rule and batch of two; embedding, decoder, DynamicCache and SDPA are
-transformers'. Hold the two runs against each other with `python -m experiments.crosscheck`; transformers from 5.23 on
+transformers'. Compare the two runs with `python -m experiments.crosscheck`; transformers from 5.23 on
 has the bits of our `--kernels packed_gqa`, earlier releases those of `repeat_kv`.
 
     python -m tests.hf.record --dtype bf16 --out runs/transformers-bf16
@@ -10,7 +10,9 @@ has the bits of our `--kernels packed_gqa`, earlier releases those of `repeat_kv
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -23,7 +25,20 @@ from experiments.run.designs import RetainedLive, matrix_summary
 from experiments.run.exits import run_command
 from experiments.run.experiment import Arm, Arms, boundary_length, replica_gate
 from experiments.run.loop import Plan, run_plan
-from experiments.run.options import build_manifest, dtype_option
+from experiments.run.options import (
+    DEVICE,
+    FRESH,
+    LIMIT,
+    QUIET,
+    TASKS,
+    THREADS,
+    build_manifest,
+    checkpoint_option,
+    dtype_option,
+    out_option,
+    preflight_option,
+    with_options,
+)
 from experiments.run.progress import RowProgress
 from experiments.run.records import Manifest, Row, Summary
 from experiments.run.saving import Saving, require_room, saving_options
@@ -33,7 +48,6 @@ from minimodel.errors import refuse
 from minimodel.numerics import NumericContract
 from minimodel.selfcheck import require_usable
 from tests.hf import versions
-from tests.hf.record_options import RecordOptions, record_options
 from tests.hf.recording import (
     Recorded,
     record_incremental,
@@ -46,6 +60,9 @@ from tests.hf.recording import (
 from tests.hf.reference import Reference
 
 SOURCE = f"transformers {versions.INSTALLED}"
+INCREMENTAL = click.option("--incremental", is_flag=True, help="Record the incremental arm too, and its replica.")
+OPTIONS = [checkpoint_option(), TASKS, out_option("transformers-DTYPE"), LIMIT, preflight_option(8), INCREMENTAL]
+OPTIONS += [DEVICE, THREADS, FRESH, QUIET]
 
 
 @dataclass(frozen=True)
@@ -130,60 +147,44 @@ def described(manifest: Manifest) -> Manifest:
     }
 
 
-def build_plan(options: RecordOptions) -> Plan:
+def build_plan(options: SimpleNamespace) -> Plan:
     """Opens and checks everything, and loads the model. InputError before anything is written."""
     if "," in options.device:
         raise refuse("--device of the recorder", "one device: transformers' layers are not placed here", options.device)
     numeric = NumericContract(options.dtype, options.device, versions.matching_kernel(), threads=options.threads)
-    checkpoint = open_checkpoint(options.checkpoint)
-    contract = Contract.load(options.checkpoint)
+    checkpoint, contract = open_checkpoint(options.checkpoint), Contract.load(options.checkpoint)
     tasks, data = load_tasks(options.tasks, options.limit)
     order = [task.id for task in tasks]
     require_usable(numeric, checkpoint.config)  # the same library calls as transformers makes, so the same faults
     reference = Reference(options.checkpoint, numeric.torch_dtype, device=numeric.torch_device)
     prompts = prompt_states(tasks, contract, reference.config.max_position_embeddings, options.tasks)
-    manifest = described(
-        build_manifest(
-            "matrix",
-            [numeric],
-            checkpoint,
-            contract,
-            data,
-            order,
-            options.preflight,
-            panel={"incremental": True} if options.incremental else None,
-            information={"tasks": str(options.tasks)},
-        )
+    panel, information = {"incremental": True} if options.incremental else None, {"tasks": str(options.tasks)}
+    given = [numeric], checkpoint, contract, data, order, options.preflight
+    manifest = described(build_manifest("matrix", *given, panel=panel, information=information))
+    if options.traced:
+        longest = max(contract.prefix_limit(len(prompt)) for prompt in prompts)
+        require_room(reference.config, options.dtype, min(options.trace_last or longest, longest))
+    saving = Saving.chosen(
+        options.out,
+        options.save_boundaries,
+        options.traced,
+        options.trace_last,
+        order,
+        lambda: Provenance(SOURCE, manifest["checkpoint"], manifest["numeric"][0], manifest["environment"]),
     )
-    saving = open_saving(options, manifest, max(contract.prefix_limit(len(prompt)) for prompt in prompts), reference)
     kind = IncrementalRecording if options.incremental else Recording
     # batch size 1: nothing is taken together
     return Plan(kind(reference, tasks, prompts, saving, options.dtype), manifest, options.preflight, batch_size=1)
 
 
-def open_saving(options: RecordOptions, manifest: Manifest, longest: int, reference: Reference) -> Saving:
-    """What is written beside the ledger: the files that a run of ours writes, with transformers as their source."""
-    if options.traced:
-        require_room(reference.config, options.dtype, min(options.trace_last or longest, longest))
-    return Saving.chosen(
-        options.directory,
-        options.save_boundaries,
-        options.traced,
-        options.trace_last,
-        manifest["row_order"],
-        lambda: Provenance(SOURCE, manifest["checkpoint"], manifest["numeric"][0], manifest["environment"]),
-    )
-
-
 @click.command(help=__doc__)
 @dtype_option
-@record_options
+@partial(with_options, options=OPTIONS)
 @saving_options
 def main(**given: Any) -> None:
-    options = RecordOptions(**given)
-    run_command(
-        lambda: run_plan(build_plan(options), options.directory, options.fresh, options.quiet), "tests.hf.record"
-    )
+    options = SimpleNamespace(**given)
+    options.out = options.out or Path("runs") / f"transformers-{options.dtype}"
+    run_command(lambda: run_plan(build_plan(options), options.out, options.fresh, options.quiet), "tests.hf.record")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,27 @@
-"""The ladder's upper rungs, bit for bit: a whole small model with roles, a stock one, and the bundled demo."""
+"""The ladder's upper rungs, bit for bit: a whole small model with roles, a stock one and its text, the bundled demo."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-import minimodel.decoder
+from decode.greedy import alone
+from experiments.run.control import chat_steps, selected_logprob
 from experiments.run.options import DEMO
-from minimodel.bits import bits, same_bits
+from minimodel.bits import same_bits
 from minimodel.checkpoint import open_checkpoint
 from minimodel.load import load_model
 from minimodel.numerics import DTYPES
+from minimodel.roles import VISIBILITY
 from minimodel.selfcheck import copies_fault
+from tests.helpers import edit_json, edit_tensors, flip_bit
 from tests.hf import versions
 from tests.hf.conftest import CONSTRUCTIONS, numeric
-from tests.hf.inputs import CONTRACT, Request, plain, role_mask, six_blocks
 from tests.hf.reference import Reference
-from tests.hf.runs import Run, differing, run_ours, run_theirs
+from tests.hf.runs import Request, Run, differing, plain, role_mask, run_ours, run_theirs, six_blocks
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
@@ -74,38 +75,23 @@ def test_whole_causal_model_call(stock, dtype):
         assert same_bits(model.logits(model(*asked.call(0, asked.length))[:, -1:]), expected)
 
 
-def with_config(path: Path, change: dict) -> None:
-    raw = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**raw, **change}))
-
-
-def with_contract(path: Path, change: dict) -> None:
-    (path / "contract.json").write_text(json.dumps({**CONTRACT, **change}))
-
-
-def one_entry(query: int, key: int) -> list[list[int]]:
-    table = [list(row) for row in minimodel.decoder.RoleRules().visibility]
-    table[query][key] ^= 1
-    return table
-
-
-def flip_one_bit(path: Path) -> None:
-    """The lowest bit of one value bias: less than a 128th of one number of 200,000."""
-    tensors = load_file(path / "model.safetensors")
-    bits(tensors["model.layers.1.self_attn.v_proj.bias"])[7] ^= 1
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-
-
-FAULTS = {
-    # what is done to our copy of the checkpoint, and the first tensor in forward order that must show it
-    "rope_base": (lambda path: with_config(path, {"rope_theta": 10_000.0}), "layer 0 key"),
-    "role_row_off_by_one": (lambda path: with_contract(path, {"role_offset": 7}), "layer 0 key"),
-    "one_bit": (flip_one_bit, "layer 1 value"),
-    "norm_eps": (lambda path: with_config(path, {"rms_norm_eps": 1e-2}), "layer 0 key"),
+FAULTS = {  # what is done to our copy of the checkpoint, and the first tensor in forward order that must show it
+    "rope_base": (lambda path: edit_json(path / "config.json", rope_theta=10_000.0), "layer 0 key"),
+    "role_row_off_by_one": (lambda path: edit_json(path / "contract.json", role_offset=7), "layer 0 key"),
+    "norm_eps": (lambda path: edit_json(path / "config.json", rms_norm_eps=1e-2), "layer 0 key"),
+    "one_bit": (lambda path: one_bit_of(path / "model.safetensors"), "layer 1 value"),
 }
 
 
-@pytest.mark.parametrize("fault", list(FAULTS))
+def one_bit_of(path):
+    """Flips the lowest bit of one value bias: less than a 128th of one number of 200,000."""
+    name = "model.layers.1.self_attn.v_proj.bias"
+    bias = load_file(path)[name]
+    flip_bit(bias, (7,))
+    edit_tensors(path, **{name: bias})
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_one_wrong_thing_is_seen(fault, directory, dtype, asked, their_runs, tmp_path):
     break_it, first = FAULTS[fault]
     copy = Path(shutil.copytree(directory, tmp_path / "copy"))
@@ -114,32 +100,16 @@ def test_one_wrong_thing_is_seen(fault, directory, dtype, asked, their_runs, tmp
     assert found and found[0] == first
 
 
-def test_visibility_entry_is_seen(ours, asked, their_runs):
-    """Branch 3 sees branch 1: nothing before the attention of layer 0 moves, and everything after it."""
-    assert asked.roles is not None
-    wrong = replace(asked, mask=role_mask(asked.roles, tuple(tuple(row) for row in one_entry(3, 1))))
-    found = differing(run_ours(ours, wrong, "prefill"), their_runs["prefill"])
-    assert found[0] == "layer 1 key"
-
-
-def test_shifted_position_is_seen(ours, asked, their_runs):
-    shifted = asked.position_ids.clone()
+def test_a_visibility_entry_and_a_shifted_position_are_seen(ours, asked, their_runs):
+    """Where branch 3 sees branch 1, nothing before the attention of layer 0 moves, and everything after it."""
+    table, shifted = [list(row) for row in VISIBILITY], asked.position_ids.clone()
+    table[3][1] ^= 1
     shifted[:, 40:] -= 1
-    found = differing(run_ours(ours, replace(asked, position_ids=shifted), "prefill"), their_runs["prefill"])
-    assert found[0] == "layer 0 key"
-
-
-def test_norm_order_is_seen(ours, asked, their_runs, monkeypatch, dtype):
-    """The weight product before the cast back: other bits in BF16, and no other ones in FP32, where no cast is."""
-
-    def early(hidden_states, weight, eps):
-        wide = hidden_states.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        return (weight.float() * (wide * scale)).to(hidden_states.dtype)
-
-    monkeypatch.setattr(minimodel.decoder, "rms_norm", early)
-    found = differing(run_ours(ours, asked, "prefill"), their_runs["prefill"])
-    assert found[0] == "layer 0 key" if dtype == "bf16" else found == []
+    for change, first in (
+        ({"mask": role_mask(asked.roles, tuple(map(tuple, table)))}, "layer 1 key"),
+        ({"position_ids": shifted}, "layer 0 key"),
+    ):
+        assert differing(run_ours(ours, replace(asked, **change), "prefill"), their_runs["prefill"])[0] == first
 
 
 needs_demo = pytest.mark.skipif(
@@ -163,3 +133,37 @@ def test_demo(construction, dtype):
     if construction == "incremental":
         other = load_model(primary, numeric(dtype, "eager"))
         assert differing(run_ours(other, asked, construction), expected) != []
+
+
+PROMPT = [269, 10, 11, 12, 30, 31, 270, 269, 13]
+NEW = 24
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_tokens_and_log_probabilities_are_those_of_generate(stock_directory, dtype, copies):
+    """The stock control against transformers' own `generate`: tokens, logits at every choice, and its end."""
+    model = load_model(stock_directory, numeric(dtype))
+    reference = Reference(stock_directory, DTYPES[dtype])
+    given = torch.tensor([PROMPT] * copies)
+
+    def theirs(stop):
+        out = reference.model.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            do_sample=False,
+            max_new_tokens=NEW,
+            eos_token_id=stop,
+            pad_token_id=256,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        tokens = out.sequences[0, len(PROMPT) :].tolist()
+        # widened to FP32 by transformers, which changes no value
+        rows = [logits.to(DTYPES[dtype]) for logits in out.logits]
+        return tokens, [selected_logprob(logits, token) for logits, token in zip(rows, tokens)]
+
+    free = alone(chat_steps(model, PROMPT, copies, (), NEW))
+    assert theirs([287]) == (list(free.tokens), list(free.logprobs)) and len(free.tokens) == NEW
+    end = next(token for i, token in enumerate(free.tokens) if i > 4 and token not in free.tokens[:i])
+    stopped = alone(chat_steps(model, PROMPT, copies, (end,), NEW))
+    assert theirs([end]) == (list(stopped.tokens), list(stopped.logprobs)) and stopped.tokens[-1] == end

@@ -3,22 +3,17 @@
 Our side is read through `observe`, so that the tested arithmetic is the running decoder's own.
 """
 
-from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
 
 from cache.kv import KVCache
 from minimodel.bits import same_bits
-from minimodel.decoder import Decoder
 from minimodel.layers import rms_norm, rotary_table
 from minimodel.load import load_model
 from tests.hf import versions
 from tests.hf.conftest import numeric
-from tests.hf.inputs import Request
-from tests.hf.reference import Reference
 from tests.hf.runs import calls
 
 POSITIONS = 40_000  # beyond Qwen2.5's 32,768
@@ -57,39 +52,25 @@ def test_rms_norm(ours, theirs):
     assert not same_bits(rms_norm(x, weight, 10 * eps), expected)
 
 
-@torch.inference_mode()
-def observed_steps(model: Decoder, request: Request, construction: str) -> list[dict[str, Tensor]]:
-    """What the decoder saw at every named step, one dict a call."""
-    held = KVCache.for_model(model, 2, request.length)
-    steps: list[dict[str, Tensor]] = []
-    for start, stop in calls(request.length, construction):
-        steps.append({})
-
-        def note(name: str, tensor: Tensor, seen: dict[str, Tensor] = steps[-1]) -> None:
-            seen[name] = tensor.clone()
-
-        model(*request.call(start, stop), held, note)
-    return steps
-
-
-Steps = Callable[[str, str], list[dict[str, Tensor]]]
-
-
 @pytest.fixture(scope="module")
 def steps(directory, dtype, asked):
-    """Our steps under a kernel in a construction, each computed once for both rungs."""
+    """What our decoder sees at every named step, one dict per call; each kernel and construction computed once."""
 
     @cache
+    @torch.inference_mode()
     def observed(kernel, construction):
-        return observed_steps(load_model(directory, numeric(dtype, kernel)), asked, construction)
+        model = load_model(directory, numeric(dtype, kernel))
+        held, seen = KVCache.for_model(model, 2, asked.length), []
+        for start, stop in calls(asked.length, construction):
+            seen.append({})
+            model(*asked.call(start, stop), held, lambda name, tensor, now=seen[-1]: now.update({name: tensor.clone()}))
+        return seen
 
     return observed
 
 
 @torch.inference_mode()
-def module_outputs(
-    theirs: Reference, which: str, inputs: list[Tensor], request: Request, construction: str
-) -> list[Tensor]:
+def module_outputs(theirs, which, inputs, request, construction):
     """Layer 0 of transformers, or its attention alone, over the same inputs with a DynamicCache of its own."""
     layer = theirs.model.model.layers[0]
     module = layer if which == "block" else layer.self_attn
@@ -124,15 +105,3 @@ def test_attention_and_block(rung, construction, steps, theirs, asked):
     others = steps("eager", construction)  # the control: it rounds after each of its steps, on every machine
     assert all(same_bits(step[before], other[before]) for step, other in zip(mine, others)), "same inputs"
     assert not all(same_bits(other[after], out) for other, out in zip(others, expected))
-
-
-@torch.inference_mode()
-def test_a_shifted_position_is_seen_by_one_attention(steps, theirs, asked):
-    before, after = RUNGS["attention"]
-    [step] = steps(versions.matching_kernel(), "prefill")
-    shifted = asked.position_ids.clone()
-    shifted[:, 40:] += 1
-    moved = Request(asked.input_ids, asked.roles, shifted, asked.mask)
-    [other] = module_outputs(theirs, "attention", [step[before]], moved, "prefill")
-    assert not same_bits(step[after], other)
-    assert same_bits(step[after][:, :40], other[:, :40]), "rows before the shift keep their bits"

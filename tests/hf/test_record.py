@@ -3,11 +3,9 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from cache.boundary import SCHEMA as BOUNDARY
 from cache.build import build_incremental
@@ -30,42 +28,42 @@ from tests.hf.conftest import ROWS, numeric
 ARMS = ("live", "prefill")
 
 
-def call(main: click.Command, *arguments: object) -> Result:
-    """A command in this process."""
-    return CliRunner().invoke(main, [*map(str, arguments)])
+@pytest.fixture(scope="module")
+def recorded(study, dtype):
+    """Runs a command on the study, whose output goes to OUT-DTYPE there; returns that directory."""
+
+    def run(main, out, *more):
+        done = CliRunner().invoke(main, [*inputs(study, dtype, out), *map(str, more)])
+        assert done.exit_code == 0, done.output
+        return study / f"{out}-{dtype}"
+
+    return run
 
 
-def inputs(study: Path, dtype: str, out: str, *more: object) -> list[object]:
+def inputs(study, dtype, out):
     files = ["--checkpoint", study / "checkpoint", "--tasks", study / "tasks.jsonl", "--out", study / f"{out}-{dtype}"]
-    return ["--dtype", dtype, *files, "--threads", THREADS, "--quiet", *more]
+    return [*map(str, ["--dtype", dtype, *files, "--threads", THREADS, "--quiet"])]
 
 
 SAVED = ("--save-boundaries", "--trace", "t001")
 
 
 @pytest.fixture(scope="module")
-def theirs(study, dtype):
-    done = call(record.main, *inputs(study, dtype, "theirs", *SAVED))
-    assert done.exit_code == 0, done.output
-    return study / f"theirs-{dtype}"
+def theirs(recorded):
+    return recorded(record.main, "theirs", *SAVED)
 
 
 @pytest.fixture(scope="module")
-def ours(study, dtype):
-    kernel = versions.matching_kernel()
-    done = call(matrix.main, *inputs(study, dtype, "ours", "--kernels", kernel, *SAVED))
-    assert done.exit_code == 0, done.output
-    return study / f"ours-{dtype}"
+def ours(recorded):
+    return recorded(matrix.main, "ours", "--kernels", versions.matching_kernel(), *SAVED)
 
 
 @pytest.fixture(scope="module")
-def under_another_kernel(study, dtype):
-    done = call(matrix.main, *inputs(study, dtype, "other", "--attention", "eager"))
-    assert done.exit_code == 0, done.output
-    return study / f"other-{dtype}"
+def under_another_kernel(recorded):
+    return recorded(matrix.main, "other", "--attention", "eager")
 
 
-def rows(run: Path) -> list[dict]:
+def rows(run):
     return [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
 
 
@@ -75,10 +73,7 @@ def test_rows_are_ours_byte_for_byte(theirs, ours, under_another_kernel):
     assert json.loads((theirs / "summary.json").read_text()) == json.loads((ours / "summary.json").read_text())
     # control: under another kernel some bit of the ledger differs
     assert (under_another_kernel / "rows.jsonl").read_bytes() != (theirs / "rows.jsonl").read_bytes()
-
-
-def test_constructions_differ_in_the_recording(theirs):
-    """Prefill against live is not exact and replicas are: equal digests above are not those of one construction."""
+    # prefill against live is not exact and replicas are: the equal digests are not those of one construction
     for row in rows(theirs):
         exact = {pair: entry["cache"]["exact"] for pair, entry in row["comparisons"].items()}
         assert exact == {"live:live_replica": True, "prefill:prefill_replica": True, "live:prefill": False}
@@ -100,13 +95,16 @@ def test_saved_tensors_are_ours(folder, names, schema, theirs, ours, under_anoth
 
 
 def test_crosscheck_says_equal_and_names_the_kernel(theirs, ours, under_another_kernel, study):
-    same = call(crosscheck.main, ours, theirs)
+    def call(*given):
+        return CliRunner().invoke(crosscheck.main, [*map(str, given)])
+
+    same = call(ours, theirs)
     assert same.exit_code == 0, same.output
-    differs = call(crosscheck.main, under_another_kernel, theirs, "--checkpoint", study / "checkpoint")
+    differs = call(under_another_kernel, theirs, "--checkpoint", study / "checkpoint")
     assert differs.exit_code == 3, differs.output
     assert f'transformers: A nothing, B "{versions.INSTALLED}"' in differs.output
     for file in ("boundaries/t000-live.safetensors", "traces/t001-prefill.safetensors"):
-        assert call(crosscheck.main, ours / file, theirs / file).exit_code == 0
+        assert call(ours / file, theirs / file).exit_code == 0
 
 
 def test_manifest_names_transformers_and_every_setting(theirs, ours, dtype):
@@ -121,24 +119,18 @@ def test_manifest_names_transformers_and_every_setting(theirs, ours, dtype):
         assert mine[key] == other[key], key
 
 
-def test_incremental_arms(study, theirs, dtype):
+def test_incremental_arms(study, theirs, dtype, recorded):
     """--incremental adds two arms and three comparisons, equal to those of our own incremental boundary."""
-    done = call(record.main, *inputs(study, dtype, "incremental", "--incremental", "--limit", 1))
-    assert done.exit_code == 0, done.output
-    [row] = rows(study / f"incremental-{dtype}")
-    plain = rows(theirs)[0]
+    [row], plain = rows(recorded(record.main, "incremental", "--incremental", "--limit", 1)), rows(theirs)[0]
     assert all(row["arms"][name] == plain["arms"][name] for name in plain["arms"])
     assert row["gates"]["replica_incremental"] and row["comparisons"]["live:incremental"]["cache"]["exact"]
     model = load_model(study / "checkpoint", numeric(dtype))
     [task], _ = load_tasks(study / "tasks.jsonl", 1)
     contract = record.Contract.load(study / "checkpoint")
     boundary = build_incremental(model, State.from_tokens(contract, row["prefix"]["tokens"]))
-    arms = [
-        Arm(name, each, greedy_suffix(model, each))
-        for name, each in (("incremental", boundary), ("incremental_replica", boundary.replica()))
-    ]
-    for arm in arms:
-        assert json.loads(json.dumps(arm_entry(arm, task))) == row["arms"][arm.name]
+    for name, each in (("incremental", boundary), ("incremental_replica", boundary.replica())):
+        arm = Arm(name, each, greedy_suffix(model, each))
+        assert json.loads(json.dumps(arm_entry(arm, task))) == row["arms"][name]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +143,7 @@ def test_incremental_arms(study, theirs, dtype):
     ],
 )
 def test_bad_input_is_one_line(study, more, parts):
-    done = call(record.main, *inputs(study, "bf16", "refused", *more))
+    done = CliRunner().invoke(record.main, [*inputs(study, "bf16", "refused"), *more])
     lines = done.stderr.strip().splitlines()
     assert done.exit_code == 2 and len(lines) == 1, done.output
     assert all(part in lines[0] for part in parts), lines[0]

@@ -5,11 +5,9 @@ and an operation that mixes two of them fails, as it would on real ones. What th
 """
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import minimodel.attention as attention
@@ -91,7 +89,7 @@ def fake(monkeypatch):
         yield mode
 
 
-def placed(directory: Path, places: list[torch.device], tied: bool) -> Decoder:
+def placed(directory, places, tied):
     """A decoder of fake weights, each where `place_of` says."""
     checkpoint = open_checkpoint(directory)
     weights = {
@@ -119,13 +117,13 @@ def test_every_step_runs_where_its_layer_is(tiny_directory, fake, devices, tied)
     assert [tensor.device for _, _, tensor in cache.tensors()] == [place for place in places for _ in range(2)]
 
 
-def run(model: Decoder, cache: KVCache, start: int, length: int) -> dict[str, torch.device]:
+def run(model, cache, start, length):
     """One call of `length` tokens, with a mask; the device of each step's result."""
     device, seen = model.embed_tokens.device, {}
     ids = torch.zeros(2, length, dtype=torch.int64, device=device)
     mask = torch.ones(2, 1, length, start + length, dtype=torch.bool, device=device)
 
-    def note(name: str, tensor: Tensor) -> None:
+    def note(name, tensor):
         seen[name] = tensor.device
 
     hidden = model(ids, ids, ids + start, mask, cache, note)
