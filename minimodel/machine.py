@@ -6,7 +6,6 @@ Manifests, boundary files, traces and recordings carry it under `environment`; a
 import ctypes
 import os
 import platform
-from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
@@ -48,7 +47,7 @@ def machine_record() -> dict[str, str]:
         **{name: _version(name) for name in LIBRARIES},
         **_cpu(),
         **_builds(),
-        "openmp_loaded": " ".join(sorted({path.name for path in _mapped() if "omp" in path.name})) or "unknown",
+        "openmp_loaded": _openmp_libraries() or "unknown",
         **_accelerator(),
         **variables(),
     }
@@ -144,12 +143,10 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _mapped() -> Iterator[Path]:
-    """Yields the files that are mapped into this process, as far as the system lists them."""
-    for line in _lines(PROC / "self" / "maps"):
-        path = line.partition("/")[2]
-        if path:
-            yield Path("/" + path)
+def _openmp_libraries() -> str:
+    """Returns the file names of the OpenMP libraries mapped into this process, as far as the system lists them."""
+    names = {line.rpartition("/")[2] for line in _lines(PROC / "self" / "maps") if "/" in line}
+    return " ".join(sorted(name for name in names if "omp" in name))
 
 
 @cache
