@@ -4,75 +4,66 @@ The store lives here, as it lives in the launcher's agent. As there, the first r
 get SIGTERM, and the job's code is that rank's.
 """
 
+import json
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.distributed import TCPStore
 
-from tests.faults.forked import become
+from experiments.run.progress import Progress
+from tests.faults.forked import become, matrix
 
 SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Job:
-    """How a job ended: the first failing rank's code (128 + N for signal N, 0 if none failed), and what ranks said."""
+    """How a job ended: the first failing rank's code (128 + N for signal N, 0 if none failed), and what ranks wrote."""
 
     code: int
     codes: list[int]
     stdout: list[str]
     stderr: list[str]
 
-    def errors(self) -> list[str]:
+    def errors(self):
         """The lines on stderr of all ranks that are not about progress."""
-        spoken = ("error: ", "interrupted", "resume with: ", "Traceback")
-        return [line for text in self.stderr for line in text.splitlines() if line.startswith(spoken)]
+        kinds = ("error: ", "interrupted", "resume with: ", "Traceback")
+        return [line for text in self.stderr for line in text.splitlines() if line.startswith(kinds)]
 
 
-def run_job(
-    bodies: Sequence[Callable[[], int]], folder: Path, meanwhile: Callable[[list[int]], None] | None = None
-) -> Job:
-    """One rank a body. `meanwhile(pids)` is called again and again while they run."""
+def run_job(bodies, folder):
+    """Runs one rank per body."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # so that no child waits for threads that the fork left behind
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pids = [_fork(body, rank, len(bodies), store.port, folder) for rank, body in enumerate(bodies)]
     codes: dict[int, int] = {}
+    first, deadline = 0, time.monotonic() + SECONDS
     try:
-        code = _watch(pids, codes, meanwhile)
+        while len(codes) < len(pids):
+            assert time.monotonic() < deadline, f"ranks hang; ended so far: {codes}"
+            for rank in set(range(len(pids))) - set(codes):
+                pid, status = os.waitpid(pids[rank], os.WNOHANG)
+                if pid:
+                    code = os.waitstatus_to_exitcode(status)
+                    codes[rank] = code if code >= 0 else 128 - code
+            if first == 0 and any(codes.values()):
+                first = next(code for code in codes.values() if code)
+                for rank in set(range(len(pids))) - set(codes):
+                    os.kill(pids[rank], signal.SIGTERM)
+            time.sleep(0.01)
     finally:
         for rank in set(range(len(pids))) - set(codes):
             os.kill(pids[rank], signal.SIGKILL)
             os.waitpid(pids[rank], 0)
     texts = [[(folder / f"{rank}.{name}").read_text() for rank in range(len(bodies))] for name in ("out", "err")]
-    return Job(code, [codes[rank] for rank in range(len(bodies))], *texts)
+    return Job(first, [codes[rank] for rank in range(len(bodies))], *texts)
 
 
-def _watch(pids: list[int], codes: dict[int, int], meanwhile: Callable[[list[int]], None] | None) -> int:
-    deadline, first = time.monotonic() + SECONDS, 0
-    while len(codes) < len(pids):
-        assert time.monotonic() < deadline, f"ranks hang; ended so far: {codes}"
-        for rank in set(range(len(pids))) - set(codes):
-            pid, status = os.waitpid(pids[rank], os.WNOHANG)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                codes[rank] = code if code >= 0 else 128 - code
-        if first == 0 and any(codes.values()):
-            first = next(code for code in codes.values() if code)
-            for rank in set(range(len(pids))) - set(codes):
-                os.kill(pids[rank], signal.SIGTERM)
-        if meanwhile is not None:
-            meanwhile(pids)
-        time.sleep(0.01)
-    return first
-
-
-def _fork(body: Callable[[], int], rank: int, size: int, port: int, folder: Path) -> int:
+def _fork(body, rank, size, port, folder):
     pid = os.fork()
     if pid == 0:
         os.environ |= {
@@ -84,3 +75,48 @@ def _fork(body: Callable[[], int], rank: int, size: int, port: int, folder: Path
         }
         become(body, folder / f"{rank}.out", folder / f"{rank}.err")
     return pid
+
+
+def sharded(small, out, size, *more, before=lambda rank: None, given=None):
+    """The matrix over `size` ranks. before(rank) runs in each first; given: arguments of one rank alone."""
+    arguments = [small.arguments(out, *more, *(given or {}).get(rank, [])) for rank in range(size)]
+    bodies = [matrix(words, lambda rank=rank: before(rank)) for rank, words in enumerate(arguments)]
+    return run_job(bodies, out.with_name(f"{out.name}-said"))
+
+
+def require_same(out, alone):
+    for name in ("rows.jsonl", "summary.json", "report.md"):
+        assert (out / name).read_bytes() == (alone / name).read_bytes(), name
+    assert not (out / "partial").exists(), "all of it stands in rows.jsonl"
+
+
+def there(out):
+    """The rows on disk, wherever."""
+    files = [*out.glob("partial/rows-*.jsonl"), *out.glob("rows.jsonl")]
+    complete = [line for path in files for line in path.read_text().rpartition("\n")[0].splitlines()]
+    return {json.loads(line)["row"] for line in complete}
+
+
+def stop_at_row(count, act):
+    """In a rank: acts as the row after so many begins."""
+    real, left = Progress.row, iter(range(count))
+
+    def row(self, name):
+        if next(left, None) is None:
+            act()
+        return real(self, name)
+
+    Progress.row = row  # type: ignore[method-assign]
+
+
+def die_at(out, rows):
+    """SIGKILL for this rank, once so many rows are on disk."""
+    deadline = time.monotonic() + 60
+    while len(there(out)) < rows:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forbid():
+    raise AssertionError("a row is decoded again")

@@ -1,5 +1,7 @@
-"""How commands end: closed pipes, interruptions at any time, memory that is not there, text for a terminal."""
+"""How commands end: closed pipes, interruptions at any time, memory that is not there, text for a terminal; and how a
+command whose copies differ starts again in MKL's reproducible mode, once, which its manifest says."""
 
+import json
 import os
 import resource
 import signal
@@ -13,46 +15,45 @@ import torch
 
 from experiments.run import exits
 from experiments.run.exits import run_command, say
-from tests.experiments.commands import ROOT, environment
-from tests.faults.conftest import Small
+from tests.experiments.commands import ROOT, command, environment, write_tasks
 from tests.faults.forked import in_child
 from tests.faults.test_disk import one_error
 
 
-@pytest.mark.parametrize("redirect", ["| true", "2>&1 | true", "2>&1 >/dev/full | true", "| head -c 1 >/dev/null"])
-def test_a_closed_pipe_is_quiet(tmp_path: Path, redirect: str) -> None:
-    """The reader may end before or after the first line is written: either way nothing is said."""
-    done = piped(redirect, tmp_path)
-    assert done.returncode in ((2,) if "full" in redirect else (0, 141)) and done.stderr == "", done
-
-
-def test_a_full_output_is_one_error(tmp_path: Path) -> None:
-    done = piped(">/dev/full", tmp_path)
-    assert done.returncode == 2 and done.stderr == "error: file: No space left on device\n"
-
-
-def piped(redirect: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize(
+    ("redirect", "codes", "stderr"),
+    [
+        ("| true", (0, 141), ""),
+        ("2>&1 | true", (0, 141), ""),
+        ("2>&1 >/dev/full | true", (2,), ""),
+        ("| head -c 1 >/dev/null", (0, 141), ""),
+        (">/dev/full", (2,), "error: file: No space left on device\n"),
+    ],
+)
+def test_a_closed_pipe_is_quiet_and_a_full_output_one_error(tmp_path, redirect, codes, stderr):
+    """The reader may end before or after the first line is written: either way nothing is printed."""
     line = f"{sys.executable} -m experiments.plan {redirect}; exit ${{PIPESTATUS[0]}}"
-    return subprocess.run(["bash", "-c", line], cwd=cwd, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode in codes and done.stderr == stderr, done
 
 
-def test_a_pipe_closed_at_the_first_line_ends_with_its_own_code(tmp_path: Path) -> None:
+def test_a_pipe_closed_at_the_first_line_ends_with_its_own_code(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
 
-    def body() -> int:
-        os.dup2(writer, 1)
-        run_command(lambda: say("a line") or 0, "experiments.x")  # type: ignore[func-returns-value]
-        return 0
+    def body(closed):
+        if closed:
+            os.dup2(writer, 1)
+        run_command(lambda: say("a line") or 0, "experiments.x")
 
-    ended = in_child(body, tmp_path)
+    ended = in_child(lambda: body(True), tmp_path)
     os.close(writer)
     assert ended.code == 141 and ended.stderr == ""
-    assert in_child(lambda: run_command(lambda: say("a line") or 0, "experiments.x") or 0, tmp_path).code == 0  # type: ignore
+    assert in_child(lambda: body(False), tmp_path).code == 0
 
 
 @pytest.mark.parametrize("seconds", [0.15, 0.6, 1.2])
-def test_an_interruption_while_a_command_imports_is_one_line(tmp_path: Path, seconds: float) -> None:
+def test_an_interruption_while_a_command_imports_is_one_line(tmp_path, seconds):
     """Importing torch takes seconds; wherever the signal falls, no traceback comes out."""
     arguments = [sys.executable, "-m", "experiments.matrix", "--dtype", "bf16", "--limit", "1", "--out", "run"]
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=-1, stderr=-1, text=True)
@@ -66,17 +67,17 @@ def test_an_interruption_while_a_command_imports_is_one_line(tmp_path: Path, sec
     assert "Traceback" not in err and out == ""
 
 
-def test_a_program_that_imports_the_package_keeps_its_own_interruption() -> None:
+def test_a_program_that_imports_the_package_keeps_its_own_interruption():
     script = "import signal; import experiments; print(signal.getsignal(2) is signal.default_int_handler)"
     done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
 
 
-def test_weights_beyond_the_address_space_are_one_line(small: Small, tmp_path: Path) -> None:
+def test_weights_beyond_the_address_space_are_one_line(small, tmp_path):
     mine = small.copy(tmp_path)
     weights = mine.checkpoint / "model.safetensors"
 
-    def limited() -> None:
+    def limited():
         here = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
         resource.setrlimit(resource.RLIMIT_AS, (here + (512 << 20), resource.RLIM_INFINITY))
 
@@ -88,27 +89,23 @@ def test_weights_beyond_the_address_space_are_one_line(small: Small, tmp_path: P
 
 
 @pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate")])
-def test_an_allocation_that_fails_anywhere_is_one_line(tmp_path: Path, fault: Exception) -> None:
-    def body() -> int:
+def test_an_allocation_that_fails_anywhere_is_one_line(tmp_path, fault):
+    def body():
         raise fault
 
-    ended = in_child(lambda: run_command(body, "experiments.x") or 0, tmp_path)  # type: ignore[func-returns-value]
-    one_error(ended, "memory")
-
-
-def test_torchs_own_allocation_error_is_recognised() -> None:
+    one_error(in_child(lambda: run_command(body, "experiments.x"), tmp_path), "memory")
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
-    assert exits.is_allocation(caught.value)
+    assert exits.is_allocation(caught.value), "torch's own error"
     assert not exits.is_allocation(RuntimeError("shape mismatch"))
 
 
-def test_terminal_controls_and_half_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_controls_and_half_characters_are_shown_as_escapes(capsys):
     say("row \x1b[2J\udce9\u202e é\nnext")
     assert capsys.readouterr().out == "row \\x1b[2J\\udce9\\u202e é\nnext\n"
 
 
-def test_a_path_that_is_not_utf8_is_shown_with_its_escape(small: Small, tmp_path: Path) -> None:
+def test_a_path_that_is_not_utf8_is_shown_with_its_escape(small, tmp_path):
     name = os.fsdecode(b"caf\xe9")
     out = tmp_path / name
     ended = small.run(out, "--limit", 2)
@@ -121,7 +118,7 @@ def test_a_path_that_is_not_utf8_is_shown_with_its_escape(small: Small, tmp_path
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_every_command_can_print_a_path_that_is_not_utf8(tmp_path: Path, encoding: str) -> None:
+def test_every_command_can_print_a_path_that_is_not_utf8(tmp_path, encoding):
     """Also where it does not go through `say`: a line of text is not worth a traceback."""
     name = os.fsdecode(b"caf\xe9")
     script = f"from experiments.run.exits import run_command as r; r(lambda: print({name!r}) or 0, 'x')"
@@ -131,11 +128,11 @@ def test_every_command_can_print_a_path_that_is_not_utf8(tmp_path: Path, encodin
     assert (done.returncode, done.stdout, done.stderr) == (0, "caf\\udce9\n", "")
 
 
-def test_a_module_of_the_users_that_hides_a_package_is_named(tmp_path: Path) -> None:
+def test_a_module_of_the_users_that_hides_a_package_is_named(tmp_path):
     """A folder without __init__.py hides nothing; a file stats.py or a package cache does, unless Python has -P."""
     run = [sys.executable, "-m", "experiments.plan"]
 
-    def call(*more: str) -> subprocess.CompletedProcess[str]:
+    def call(*more):
         arguments = [run[0], *more, *run[1:]]
         return subprocess.run(arguments, cwd=tmp_path, env=environment(), capture_output=True, text=True)
 
@@ -149,3 +146,59 @@ def test_a_module_of_the_users_that_hides_a_package_is_named(tmp_path: Path) -> 
         f"package stats: expected {ROOT / 'stats'}, found {tmp_path / 'stats.py'}; start Python with -P" in done.stderr
     )
     assert call("-P").returncode == 0
+
+
+# Python imports this at its start: a kernel that spoils the second copy unless MKL's reproducible mode is chosen
+BROKEN = """
+import os
+import torch
+import minimodel.attention as attention
+
+kernel = attention.ATTENTION_KERNELS["repeat_kv"]
+
+def attend(query, *rest):
+    out = kernel(query, *rest).clone()
+    if len(out) > 1 and {condition}:
+        out[1] += 1
+    return out
+
+attention.ATTENTION_KERNELS["repeat_kv"] = attend
+"""
+
+
+def spoiled(root, checkpoint, condition, **extra):
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this torch has no MKL")
+    (root / "sitecustomize.py").write_text(BROKEN.format(condition=condition))
+    write_tasks(root / "tasks.jsonl", 1)
+    arguments = ["--dtype", "bf16", "--threads", "2", "--checkpoint", checkpoint, "--tasks", "tasks.jsonl", "--quiet"]
+    path = f"{root}:{ROOT}"
+    return command("experiments.matrix", *arguments, "--out", "run", cwd=root, PYTHONPATH=path, **extra)
+
+
+SEVERAL = "torch.get_num_threads() > 1"
+
+
+def test_it_starts_again_once_and_the_manifest_says_so(tmp_path, tiny_directory):
+    done = spoiled(tmp_path, tiny_directory, f"{SEVERAL} and 'MKL_CBWR' not in os.environ")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("starting again with MKL_CBWR=AUTO: two equal copies") == 1
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["environment"]["MKL_CBWR"] == "AUTO"
+
+
+@pytest.mark.parametrize(
+    ("condition", "chosen", "starts", "remedy"),
+    [
+        (SEVERAL, {}, 1, "--threads 1"),
+        (SEVERAL, {"MKL_CBWR": "COMPATIBLE"}, 0, "--threads 1"),
+        ("True", {}, 0, "--attention eager"),
+    ],
+)
+def test_where_it_does_not_help_one_line_names_what_works(tmp_path, tiny_directory, condition, chosen, starts, remedy):
+    done = spoiled(tmp_path, tiny_directory, condition, **chosen)
+    *before, line = done.stderr.splitlines()
+    assert done.returncode == 2 and not (tmp_path / "run").exists(), done.stderr
+    assert len(before) == starts, "no second start where one thread has the fault too, or the user chose a mode"
+    assert line.startswith("error: two equal copies get different bits at self_attn.attention")
+    assert line.endswith(f"pass {remedy} (other bits)")

@@ -6,16 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from experiments.launch import main as launch_main
 from tests.experiments.commands import command, environment
-from tests.faults.conftest import Small
 
 
-def launched(launcher: str, size: int, *arguments: object, cwd: Path) -> subprocess.Popen[str]:
+def launched(launcher, size, *arguments, cwd):
     """`python -m LAUNCHER --nproc-per-node SIZE ARGUMENTS`, with torchrun's own default of OMP_NUM_THREADS."""
     env = environment()
     env.pop("OMP_NUM_THREADS", None)
@@ -23,9 +21,7 @@ def launched(launcher: str, size: int, *arguments: object, cwd: Path) -> subproc
     return subprocess.Popen(words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_torchrun_writes_the_bytes_of_one_process_and_leaves_the_thread_count_alone(
-    small: Small, tmp_path: Path
-) -> None:
+def test_torchrun_writes_the_bytes_of_one_process_and_leaves_the_thread_count_alone(small, tmp_path):
     """Two threads a rank, as asked for, though the launcher sets OMP_NUM_THREADS to one."""
     alone = command("experiments.matrix", *small.arguments(tmp_path / "alone", threads=2), cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
@@ -53,9 +49,7 @@ m.main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "code"), [("experiments.launch", 3), ("torch.distributed.run", 1)])
-def test_the_exit_code_is_the_ranks_own_where_torchrun_tells_it_in_its_table(
-    small: Small, tmp_path: Path, launcher: str, code: int
-) -> None:
+def test_the_exit_code_is_the_ranks_own_where_torchrun_tells_it_in_its_table(small, tmp_path, launcher, code):
     script = tmp_path / "faulty.py"
     script.write_text(FAULTY)
     process = launched(launcher, 2, script, *small.arguments(tmp_path / "run", "--preflight", 0), cwd=tmp_path)
@@ -66,7 +60,7 @@ def test_the_exit_code_is_the_ranks_own_where_torchrun_tells_it_in_its_table(
 
 
 @pytest.mark.slow
-def test_bad_input_is_one_line_and_exit_2(small: Small, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_exit_2(small, tmp_path):
     arguments = small.arguments(tmp_path / "run", "--tasks", "nowhere.jsonl")
     process = launched("experiments.launch", 3, "-m", "experiments.matrix", *arguments, cwd=tmp_path)
     stdout, stderr = process.communicate(timeout=300)
@@ -91,9 +85,7 @@ m.main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_rank_killed_or_a_job_interrupted_goes_on_with_other_ranks(
-    small: Small, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_rank_killed_or_a_job_interrupted_goes_on_with_other_ranks(small, tmp_path, number):
     """SIGKILL for one rank, SIGINT for the launcher; then two ranks for three."""
     assert small.run(tmp_path / "alone").code == 0
     script = tmp_path / "waiting.py"
@@ -132,7 +124,7 @@ m.main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_a_job_restarted_by_torchrun_goes_on_where_it_stopped(small: Small, tmp_path: Path, restarts: int) -> None:
+def test_a_job_restarted_by_torchrun_goes_on_where_it_stopped(small, tmp_path, restarts):
     assert small.run(tmp_path / "alone").code == 0
     script = tmp_path / "dying.py"
     script.write_text(DYING)
@@ -148,7 +140,7 @@ def test_a_job_restarted_by_torchrun_goes_on_where_it_stopped(small: Small, tmp_
 
 
 @pytest.mark.slow
-def test_the_resuming_command_keeps_the_launchers_options(small: Small, tmp_path: Path) -> None:
+def test_the_resuming_command_keeps_the_launchers_options(small, tmp_path):
     arguments = ["--max-restarts=0", "-m", "experiments.matrix", *small.arguments(tmp_path / "run", "--fresh")]
     process = launched("experiments.launch", 2, *arguments, cwd=tmp_path)
     while not (tmp_path / "run" / "manifest.json").exists():
@@ -163,7 +155,7 @@ def test_the_resuming_command_keeps_the_launchers_options(small: Small, tmp_path
     assert start in stderr and "--fresh" not in stderr
 
 
-def test_the_launcher_wants_arguments() -> None:
+def test_the_launcher_wants_arguments():
     with pytest.raises(SystemExit) as ended:
         launch_main([])
     assert ended.value.code == 2

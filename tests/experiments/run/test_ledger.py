@@ -1,4 +1,4 @@
-"""The append-only ledger: torn tails, damage, full disks."""
+"""The append-only ledger: torn tails, damage, full disks. Nested JSON compared: every leaf, its value and its type."""
 
 import errno
 import fcntl
@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from experiments.run.ledger import append_line, canonical, drop_tail, lock, read_ledger, seal, unseal, write_whole
-from minimodel.errors import InputError
+from experiments.run.ledger import (
+    append_line,
+    canonical,
+    compare_leaves,
+    drop_tail,
+    leaves,
+    lock,
+    read_ledger,
+    seal,
+    unseal,
+    write_whole,
+)
 from tests.helpers import refused
 
 EVERY = {"passed": True, "gates": {"replica": True}}  # what a row must have
@@ -29,32 +39,20 @@ def ledger(tmp_path):
 
 def test_rows_come_back_as_written(ledger):
     rows, torn = read_ledger(ledger)
-    assert [{k: v for k, v in row.items() if k != "row_sha256"} for row in rows] == ROWS
-    assert torn == 0
+    assert [{k: v for k, v in row.items() if k != "row_sha256"} for row in rows] == ROWS and torn == 0
 
 
-def test_every_torn_tail_is_dropped_and_complete_rows_keep_their_bytes(ledger):
-    """verifiers 803, 1376: half a record at the end, cut at any byte. Case 24."""
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_every_torn_tail_is_dropped_and_complete_rows_keep_their_bytes(ledger, end):
+    """verifiers 803, 1376: half a record at the end, cut at any byte, perhaps with an editor's line break behind it."""
     data = ledger.read_bytes()
     start = data[:-1].rindex(b"\n") + 1
-    for cut in range(start + 1, len(data)):
-        ledger.write_bytes(data[:cut])
+    for cut in range(start + 1, len(data) - len(end)):
+        ledger.write_bytes(data[:cut] + end)
         rows, torn = read_ledger(ledger)
-        assert [row["row"] for row in rows] == ["a", "b"]
-        assert torn == cut - start
+        assert [row["row"] for row in rows] == ["a", "b"] and torn == cut - start + len(end)
         drop_tail(ledger, torn)
         assert ledger.read_bytes() == data[:start]
-
-
-def test_a_torn_tail_that_something_ended_with_a_line_break_is_a_torn_tail(ledger):
-    """An editor's or another program's line break behind half a row, at any byte of it."""
-    data = ledger.read_bytes()
-    start = data[:-1].rindex(b"\n") + 1
-    for cut in range(start + 1, len(data) - 1):
-        ledger.write_bytes(data[:cut] + b"\n")
-        rows, torn = read_ledger(ledger)
-        assert [row["row"] for row in rows] == ["a", "b"] and torn == cut - start + 1
-    drop_tail(ledger, torn)
     append_line(ledger, seal(ROWS[2]))
     assert ledger.read_bytes() == data
     ledger.write_bytes(data[:start] + data[:40] + b"\n" + data[start:])  # the control: half a row before a whole one
@@ -62,13 +60,15 @@ def test_a_torn_tail_that_something_ended_with_a_line_break_is_a_torn_tail(ledge
         read_ledger(ledger)
 
 
-def test_other_text_at_the_end_is_nobodys_torn_tail(ledger):
-    data = ledger.read_bytes()
+def test_a_tail_of_zeros_or_half_a_character_is_torn_and_other_text_is_not(ledger):
+    data, half = ledger.read_bytes(), '{"row":"d","text":"é'.encode()[:-1]
+    for tail in (bytes(7), half):  # zeros, as a disk without power leaves them
+        ledger.write_bytes(data + tail)
+        rows, torn = read_ledger(ledger)
+        assert len(rows) == 3 and torn == len(tail)
     ledger.write_bytes(data + b"notes of mine")
     with refused("rows.jsonl", "13 bytes of other text at its end"):
         read_ledger(ledger)
-    ledger.write_bytes(data + bytes(7))  # the control: zeros, as a disk without power leaves them
-    assert read_ledger(ledger)[1] == 7
 
 
 @pytest.mark.parametrize("key", ["row", "passed", "gates"])
@@ -84,12 +84,11 @@ def test_a_ledger_is_a_regular_file_of_the_run(ledger, tmp_path):
     """No link is written through, no pipe waited for, no device filled; reading follows a link to a regular file."""
     foreign = tmp_path / "foreign.txt"
     foreign.write_text("{half a line of somebody's")
-    link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe.jsonl"
+    link, pipe, dangling = tmp_path / "link.jsonl", tmp_path / "pipe.jsonl", tmp_path / "dangling"
     link.symlink_to(foreign)
     os.mkfifo(pipe)
-    for path, kind in ((link, "a link"), (pipe, "a pipe or device"), (tmp_path / "dangling", "a link")):
-        if path.name == "dangling":
-            path.symlink_to("nowhere")
+    dangling.symlink_to("nowhere")
+    for path, kind in ((link, "a link"), (pipe, "a pipe or device"), (dangling, "a link")):
         for write in (lambda p: append_line(p, seal(ROWS[0])), lambda p: drop_tail(p, 1), lock):
             with refused(str(path), "expected a regular file", kind):
                 write(path)
@@ -116,30 +115,15 @@ def test_a_file_system_without_locks_is_not_another_writer(ledger, monkeypatch, 
     os.close(held)
 
 
-def test_a_half_character_is_written_as_its_escape(tmp_path):
-    write_whole(tmp_path / "report.md", "checkpoint caf\udce9, é\n")
-    assert (tmp_path / "report.md").read_text(encoding="utf-8") == "checkpoint caf\\udce9, é\n"
-
-
-def test_a_tail_cut_inside_a_multibyte_character_is_a_torn_tail(ledger):
-    """Case 24."""
-    with open(ledger, "ab") as file:
-        file.write('{"row":"d","text":"é'.encode()[:-1])
-    rows, torn = read_ledger(ledger)
-    assert len(rows) == 3
-    assert torn == len('{"row":"d","text":"é'.encode()) - 1
-
-
 @pytest.mark.parametrize("line", [0, 1, 2])
 def test_one_flipped_byte_in_a_complete_line_is_named_and_refused(ledger, line):
-    """Case 24."""
     data = bytearray(ledger.read_bytes())
     starts = [0, *(i + 1 for i, byte in enumerate(data) if byte == ord("\n"))]
     for offset in (2, 9, 40):
         broken = bytearray(data)
         broken[starts[line] + offset] ^= 1
         ledger.write_bytes(broken)
-        with pytest.raises(InputError, match=rf"rows\.jsonl line {line + 1}: "):
+        with refused(f"rows.jsonl line {line + 1}: "):
             read_ledger(ledger)
 
 
@@ -171,9 +155,32 @@ def test_canonical_json_refuses_nan():
         canonical({"value": float("nan")})
 
 
-def test_a_whole_file_is_replaced_at_once(tmp_path):
-    path = tmp_path / "summary.json"
+def test_a_whole_file_is_replaced_at_once_and_a_half_character_written_as_its_escape(tmp_path):
+    path = tmp_path / "report.md"
     write_whole(path, "old")
-    write_whole(path, "new")
-    assert path.read_text() == "new"
-    assert os.listdir(tmp_path) == ["summary.json"]
+    write_whole(path, "checkpoint caf\udce9, é\n")
+    assert path.read_text(encoding="utf-8") == "checkpoint caf\\udce9, é\n" and os.listdir(tmp_path) == ["report.md"]
+
+
+def test_a_list_of_plain_values_and_an_empty_object_are_one_leaf():
+    value = {"a": [{"b": 1}, {"b": [1, 2]}], "c": None, "d": {}, "e": []}
+    assert leaves(value) == {"a[0].b": 1, "a[1].b": [1, 2], "c": None, "d": {}, "e": []}
+
+
+@pytest.mark.parametrize(("left", "right"), [(1, 1.0), (1, True), (0.0, -0.0), (0.1 + 0.2, 0.3), ("1", 1), ([], {})])
+def test_types_and_last_bits_are_told_apart(left, right):
+    assert compare_leaves({"x": left}, {"x": left}).equal
+    (found,) = compare_leaves({"x": left}, {"x": right}).differing
+    assert found.path == "x"
+
+
+def test_every_difference_is_one_line_with_both_values():
+    found = compare_leaves({"a": {"b": 1, "c": 2}, "e": 5}, {"a": {"b": 1, "c": 3}, "d": 4})
+    assert found.shared == 2 and len(found.differing) == 1 and len(found.one_sided) == 2
+    lines = ["a.c: expected 2, found 3", "e: expected 5, found nothing", "d: expected nothing, found 4"]
+    assert found.lines("expected", "found") == lines
+    trial, whole = [f"demo-{i:03}" for i in range(4)], [f"demo-{i:03}" for i in range(200)]
+    (line,) = compare_leaves(whole, trial, "row_order").lines("expected", "found")
+    assert line == "row_order: expected 200 entries, found 4"
+    (line,) = compare_leaves(trial, [*trial[:3], "demo-007"], "row_order").lines("expected", "found")
+    assert line == 'row_order: expected 4 entries, found 4; entry 3: expected "demo-003", found "demo-007"'

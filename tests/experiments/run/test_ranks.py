@@ -14,8 +14,7 @@ from torch.distributed import TCPStore
 from experiments.run import exits as ranks
 from experiments.run.exits import SHARDED, RankFailed, claim_devices, current, launcher_words, world
 from experiments.run.loop import phases
-from experiments.run.options import RunOptions
-from minimodel.errors import InputError
+from experiments.run.options import ROOT
 from tests.experiments.commands import start as start_command
 from tests.experiments.runs import call, one_line
 from tests.helpers import refused
@@ -24,8 +23,9 @@ from tests.helpers import refused
 def test_rank_and_world_size_together_ask_for_ranks():
     assert world({}) == world({"WORLD_SIZE": "4"}) == world({"RANK": "0", "WORLD_SIZE": "1"}) == 1
     assert world({"RANK": "2", "WORLD_SIZE": "4"}) == 4
-    with refused("environment variable WORLD_SIZE: expected a whole number, found 'four'"):
-        world({"RANK": "2", "WORLD_SIZE": "four"})
+    for size in ("four", "-1"):
+        with refused(f"environment variable WORLD_SIZE: expected a whole number, found '{size}'"):
+            world({"RANK": "2", "WORLD_SIZE": size})
 
 
 def test_without_the_launchers_address_the_job_cannot_be_joined(monkeypatch):
@@ -37,7 +37,7 @@ def test_without_the_launchers_address_the_job_cannot_be_joined(monkeypatch):
         current()
 
 
-def joined_as(monkeypatch, port: int, attempt: int) -> None:
+def joined_as(monkeypatch, port, attempt):
     values = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in {**values, ranks.AGENT: "True", ranks.ATTEMPT: str(attempt)}.items():
         monkeypatch.setenv(name, value)
@@ -57,7 +57,7 @@ def test_what_an_attempt_has_said_does_not_reach_the_next(monkeypatch):
     assert second.rows_counted() == 0 and second.fail(2)
 
 
-def unused_port() -> int:
+def unused_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
@@ -70,16 +70,11 @@ def test_a_store_that_nobody_holds_is_one_line_within_the_patience(monkeypatch):
         with refused("torchrun: expected its store at 127.0.0.1:", "within 1 s", "Connection refused"):
             current(timedelta(seconds=patience))
         assert time.monotonic() - start < 10
-
-
-def test_a_store_that_never_answers_is_one_line_within_the_patience(monkeypatch):
-    """Something listens there and is no store: torch would wait, and its message has many lines of C++."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # no store: torch would wait, and print lines of C++
         joined_as(monkeypatch, silent.getsockname()[1], 0)
-        start = time.monotonic()
         with refused("torchrun: expected its environment and its store, found: "):
             current(timedelta(seconds=1))
-        assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("listening", [False, True])
@@ -131,7 +126,7 @@ def test_a_command_without_rows_to_share_is_refused_under_torchrun(monkeypatch, 
     assert not list(tmp_path.iterdir())
 
 
-def rank(local: int, size: int = 4, **more: str) -> dict[str, str]:
+def rank(local, size=4, **more):
     whole = {"RANK": str(local), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(size)}
     return {**whole, **more}
 
@@ -156,7 +151,7 @@ def test_each_local_rank_sees_its_own_devices_alone(device, given_devices, wante
     assert found == wanted
 
 
-def test_devices_that_cannot_be_shared_out_are_refused():
+def test_devices_that_cannot_be_shared_out_are_refused(monkeypatch, tmp_path):
     with refused("device, counted within each rank", "found 'cuda:1'"):
         claim_devices("cuda:1", rank(0))
     with refused("CUDA_VISIBLE_DEVICES: expected at least 8 devices for 4 local ranks, found '0,1,2'"):
@@ -164,13 +159,10 @@ def test_devices_that_cannot_be_shared_out_are_refused():
     alone: dict[str, str] = {}
     claim_devices("cuda:1", alone)
     assert alone == {}
-
-
-def test_a_device_that_cannot_be_shared_out_is_a_usage_error(monkeypatch, tmp_path):
     for name, value in rank(0).items():
         monkeypatch.setenv(name, value)
     done = call("matrix", "--dtype", "bf16", "--device", "cuda:3", cwd=tmp_path)
-    assert done.exit_code == 2 and "counted within each rank" in done.stderr
+    assert done.exit_code == 2 and "counted within each rank" in done.stderr, "a usage error"
 
 
 @given(total=st.integers(0, 12), early=st.sets(st.integers(0, 11)), gone=st.sets(st.integers(0, 11)))
@@ -182,19 +174,8 @@ def test_the_first_phase_is_the_preflight_wherever_its_rows_stand(total, early, 
     assert found == [rows for rows in (first, rest) if rows]
 
 
-def test_the_experiments_that_share_rows_are_those_that_take_the_common_options():
-    """The list in the code is the list of commands that run the row loop."""
-    import importlib
-    from pathlib import Path
-
-    folder = Path(importlib.import_module("experiments").__file__).parent
+def test_the_experiments_that_share_rows_are_those_that_run_the_row_loop():
+    folder = ROOT / "experiments"
     commands = [*folder.glob("*.py"), *folder.glob("*/__main__.py")]
     named = {p.parent.name if p.stem == "__main__" else p.stem: p.read_text() for p in commands}
-    loops = {name for name, text in named.items() if "from experiments.run.loop import run\n" in text}
-    assert loops == set(SHARDED)
-    assert RunOptions  # the options that they share
-
-
-def test_input_error_is_what_is_raised():
-    with pytest.raises(InputError):
-        world({"RANK": "", "WORLD_SIZE": "-1"})
+    assert {name for name, text in named.items() if "from experiments.run.loop import run\n" in text} == set(SHARDED)

@@ -1,11 +1,12 @@
-"""A run is resumed on the same machine only: every variable and every fact of the record is compared by name."""
+"""The manifest: a run is resumed on the same machine only, by every variable and every fact of the record; the digest
+and the commit of the code."""
 
-from pathlib import Path
+import subprocess
 
 import pytest
 
-from experiments.run import options as manifest
-from experiments.run.options import NO_ROWS, ROOT, code_sha256, deciding_files
+from experiments.run import options
+from experiments.run.options import NO_ROWS, ROOT, code_sha256, deciding_files, git_state
 from minimodel.machine import machine_record
 from tests.experiments.commands import command, write_tasks
 from tests.experiments.runs import call, one_line
@@ -27,7 +28,7 @@ SMALL = ["--dtype", "bf16", "--threads", "1", "--limit", "1", "--quiet"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> Path:
+def place(tmp_path_factory, tiny_directory):
     """A directory with one finished run of one row."""
     root = tmp_path_factory.mktemp("environment")
     write_tasks(root / "tasks.jsonl", 1)
@@ -36,15 +37,13 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> Pat
     return root
 
 
-def resume(root: Path, checkpoint: Path):
+def resume(root, checkpoint):
     tasks = root / "tasks.jsonl"
     return call("matrix", *SMALL, "--checkpoint", checkpoint, "--tasks", tasks, "--out", root / "run", cwd=root)
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_resume_under_another_variable_is_refused_by_name(
-    name: str, place: Path, tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_under_another_variable_is_refused_by_name(name, place, tiny_directory, monkeypatch):
     before = (place / "run" / "rows.jsonl").read_bytes()
     monkeypatch.setenv(name, CHANGED[name])
     line = one_line(resume(place, tiny_directory))
@@ -55,14 +54,12 @@ def test_a_resume_under_another_variable_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu_features", "mkl", "onednn", "openmp_loaded", "torch", "accelerator"])
-def test_a_resume_on_another_machine_is_refused_by_name(
-    name: str, place: Path, tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manifest, "machine_record", lambda: {**machine_record(), name: "another"})
+def test_a_resume_on_another_machine_is_refused_by_name(name, place, tiny_directory, monkeypatch):
+    monkeypatch.setattr(options, "machine_record", lambda: {**machine_record(), name: "another"})
     assert f'environment.{name}: expected "another", found' in one_line(resume(place, tiny_directory))
 
 
-def test_a_limit_on_threads_ends_the_command_before_it_writes(tmp_path: Path, tiny_directory: Path) -> None:
+def test_a_limit_on_threads_ends_the_command_before_it_writes(tmp_path, tiny_directory):
     write_tasks(tmp_path / "tasks.jsonl", 1)
     arguments = ["--dtype", "bf16", "--threads", "2", "--checkpoint", tiny_directory, "--tasks", "tasks.jsonl"]
     done = command("experiments.matrix", *arguments, "--out", "run", cwd=tmp_path, OMP_THREAD_LIMIT="1")
@@ -70,9 +67,7 @@ def test_a_limit_on_threads_ends_the_command_before_it_writes(tmp_path: Path, ti
     assert "OMP_THREAD_LIMIT=1" in done.stderr and not (tmp_path / "run").exists()
 
 
-def test_the_codes_digest_covers_rows_and_verdicts_and_not_the_style_sheet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_codes_digest_covers_rows_and_verdicts_and_not_the_style_sheet(tmp_path, monkeypatch):
     names = {path.relative_to(ROOT).as_posix() for path in deciding_files(ROOT)}
     deciding = {
         "minimodel/decoder.py",
@@ -85,7 +80,7 @@ def test_the_codes_digest_covers_rows_and_verdicts_and_not_the_style_sheet(
     for room in ("minimodel", "experiments/run", "experiments/report"):
         (tmp_path / room).mkdir(parents=True)
         (tmp_path / room / "a.py").write_text("x = 1")
-    monkeypatch.setattr(manifest, "ROOT", tmp_path)
+    monkeypatch.setattr(options, "ROOT", tmp_path)
     found = [code_sha256()]
     for path in ("experiments/report/a.py", "minimodel/a.py", "experiments/run/a.py"):
         (tmp_path / path).write_text("x = 2")
@@ -93,10 +88,31 @@ def test_the_codes_digest_covers_rows_and_verdicts_and_not_the_style_sheet(
     assert found[0] == found[1] and len(set(found)) == 3
 
 
-def test_what_the_digest_leaves_out_decides_nothing_that_it_covers() -> None:
+def test_what_the_digest_leaves_out_decides_nothing_that_it_covers():
     """A module that is covered imports none that is left out, but for the report that ends a run."""
     left_out = tuple(f"experiments.{name.removesuffix('.py')}" for name in NO_ROWS)
     edges = graph(PRODUCT)
     covered = [name for name in edges if not name.startswith(left_out)]
     used = {used for name in covered for used in edges[name] if used.startswith(left_out)}
     assert covered and {name for name in used if not name.startswith("experiments.report")} == set()
+
+
+def test_the_commit_is_that_of_the_trees_own_repository_alone(tmp_path, monkeypatch):
+    """A git repository with one commit, and a package installed below it."""
+
+    def git(*arguments):
+        who = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
+        words = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+    installed = tmp_path / "site-packages"
+    (installed / "minimodel").mkdir(parents=True)
+    (installed / "minimodel/x.py").write_text("x = 1\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        git(*words)
+    monkeypatch.setattr(options, "ROOT", tmp_path.resolve())
+    assert git_state() == {"git_commit": git("rev-parse", "HEAD"), "git_dirty": False}
+    (installed / "minimodel/x.py").write_text("x = 2\n")
+    assert git_state()["git_dirty"] is True
+    monkeypatch.setattr(options, "ROOT", installed.resolve())
+    assert git_state() == {"git_commit": None, "git_dirty": None}, "installed below another repository"

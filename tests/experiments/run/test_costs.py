@@ -5,10 +5,10 @@ import torch
 from experiments.run.costs import StreamingRead, interleaved, ratios, spread
 
 
-def test_rounds_take_turns_and_warm_up_does_not_count() -> None:
+def test_rounds_take_turns_and_warm_up_does_not_count():
     order: list[str] = []
 
-    def arm(name: str) -> float:
+    def arm(name):
         order.append(name)
         return float(len(order))
 
@@ -24,7 +24,7 @@ def test_spread_and_ratios():
     assert ratios([2.0, 4.0, 2.0], [1.0, 2.0, 1.0]) == {"median": 2.0, "quartiles": [2.0, 2.0], "n": 3}
 
 
-def test_streaming_read_takes_time_in_proportion() -> None:
+def test_streaming_read_takes_time_in_proportion():
     small, large = (StreamingRead(torch.device("cpu"), size) for size in (1 << 20, 1 << 26))
     seconds = [min(read() for _ in range(5)) * size for read, size in ((small, 1 << 20), (large, 1 << 26))]
     assert 0 < seconds[0] < seconds[1]
