@@ -95,13 +95,9 @@ class Ranks:
             return True
         return bool(first)
 
-    def count_row(self) -> None:
-        """Counts one more row on disk."""
-        self._store_call("add", COUNTED, 1)
-
-    def rows_counted(self) -> int:
-        """Returns the rows that all ranks have written since the job began."""
-        return int(self._store_call("add", COUNTED, 0))
+    def count(self, rows: int = 0) -> int:
+        """Adds rows that this rank has written; returns those that all ranks have written since the job began."""
+        return int(self._store_call("add", COUNTED, rows))
 
     def _store_call(self, name: str, *given: Any) -> Any:
         try:
@@ -303,21 +299,19 @@ def start_again_reproducibly(module: str, fault: CopiesDiffer) -> None:
 
 
 def resume_command(module: str) -> str:
-    """Returns the command line that continues this run: the same, without --fresh."""
-    arguments = [argument for argument in sys.argv[1:] if argument != "--fresh"]
-    return shlex.join([*(["python"] if world(os.environ) == 1 else _launcher()), "-m", module, *arguments])
+    """Returns the command line that continues this run: the same, without --fresh.
 
-
-def _launcher() -> list[str]:
-    """Returns the words that start this job's ranks, up to the module: the launcher's own, where they can be read.
-
-    Elsewhere they are put together from the environment of a rank, which does not hold all of torchrun's options.
+    It begins with the words that started this job's ranks where they can be read. Elsewhere they are put together from
+    the environment of a rank, which does not hold all of torchrun's options.
     """
-    try:
-        words = os.fsdecode(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()).split("\0")[:-1]
-    except OSError:  # another system than Linux
-        words = []
-    return launcher_words(words) or known_options()
+    start, arguments = ["python"], [argument for argument in sys.argv[1:] if argument != "--fresh"]
+    if world(os.environ) > 1:
+        try:
+            words = os.fsdecode(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()).split("\0")[:-1]
+        except OSError:  # another system than Linux
+            words = []
+        start = launcher_words(words) or known_options()
+    return shlex.join([*start, "-m", module, *arguments])
 
 
 def launcher_words(words: list[str]) -> list[str]:

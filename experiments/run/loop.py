@@ -130,13 +130,13 @@ def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks | 
         stopped = _decode_share(plan, rows, progress, job, inform, keep)
         if job is not None:
             for other in range(1, job.world_size):
-                job.hear(_done(stage, other), lambda: progress.counted(job.rows_counted()))
-            progress.counted(job.rows_counted())
+                job.hear(f"phase {stage}: rank {other} is done", lambda: progress.counted(job.count()))
+            progress.counted(job.count())
             directory.look_again()
             stopped = stopped or _take_over(plan, directory, directory.length)
         stopped = stopped or _waiting_failure(plan, directory)
         if job is not None:
-            job.tell(_verdict(stage), STOP if stopped else GO)
+            job.tell(f"phase {stage}: verdict", STOP if stopped else GO)
         if stopped:
             return stopped
     assert stopped or directory.length == plan.total, "every phase is done and rows are missing"
@@ -154,8 +154,8 @@ def _follow(plan: Plan, out: Path, job: Ranks) -> int:
     for stage, rows in enumerate(phases(plan, left)):
         with closing(PartialLedger(out, job.rank)) as ledger:
             _decode_share(plan, rows, progress, job, lambda part, text: None, ledger.keep)
-        job.tell(_done(stage, job.rank))
-        if job.hear(_verdict(stage)) == STOP:
+        job.tell(f"phase {stage}: rank {job.rank} is done")
+        if job.hear(f"phase {stage}: verdict") == STOP:
             break
     job.hear(END)
     return DONE
@@ -176,8 +176,7 @@ def _decode_share(
             timing |= {"rank": job.rank, "world_size": job.world_size}
         stopped = keep(index, row, timing)
         if job is not None:
-            job.count_row()
-            progress.counted(job.rows_counted())
+            progress.counted(job.count(1))
             job.check()
         if stopped:
             return stopped
@@ -249,14 +248,6 @@ def phases(plan: Plan, left: list[int]) -> list[list[int]]:
     """Returns the rows left: those of the preflight, wherever they stand in source order, and then the others."""
     parts = ([i for i in left if plan.is_preflight(i)], [i for i in left if not plan.is_preflight(i)])
     return [part for part in parts if part]
-
-
-def _done(stage: int, rank: int) -> str:
-    return f"phase {stage}: rank {rank} is done"
-
-
-def _verdict(stage: int) -> str:
-    return f"phase {stage}: verdict"
 
 
 @dataclass(frozen=True)

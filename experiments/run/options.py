@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from cache.storage import contract_record
 from decode.contract import Contract
 from experiments.run.exits import claim_devices
 from experiments.run.records import ContractEntries, Manifest, Panel
@@ -242,11 +243,13 @@ def build_manifest(
 
 def contract_entries(contract: Contract) -> ContractEntries:
     """Returns what a manifest keeps of the decoding contract."""
+    record = contract_record(contract)
+    _, branch, _, _, merge, answer = record["caps"]
     return {
         "tokens": contract.meaning(),
-        "caps": {"branch": contract.caps[1], "merge": contract.caps[4], "answer": contract.caps[5]},
-        "visibility": [list(row) for row in contract.rules.visibility],
-        "role_offset": contract.rules.role_offset,
+        "caps": {"branch": branch, "merge": merge, "answer": answer},
+        "visibility": record["visibility"],
+        "role_offset": record["role_offset"],
     }
 
 

@@ -11,6 +11,9 @@ import pytest
 
 from experiments.launch import main as launch_main
 from tests.experiments.commands import command, environment
+from tests.experiments.run.jobs import require_same
+
+LAUNCH, TORCHRUN = "experiments.launch", "torch.distributed.run"
 
 
 def launched(launcher, size, *arguments, cwd):
@@ -21,20 +24,30 @@ def launched(launcher, size, *arguments, cwd):
     return subprocess.Popen(words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def ended(process):
+    """The exit code, stdout and stderr of a launcher that ends by itself."""
+    stdout, stderr = process.communicate(timeout=300)
+    return process.returncode, stdout, stderr
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
 def test_torchrun_writes_the_bytes_of_one_process_and_leaves_the_thread_count_alone(small, tmp_path):
-    """Two threads a rank, as asked for, though the launcher sets OMP_NUM_THREADS to one."""
+    """Two threads per rank, as given, though the launcher sets OMP_NUM_THREADS to one."""
     alone = command("experiments.matrix", *small.arguments(tmp_path / "alone", threads=2), cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     matrix = ["-m", "experiments.matrix", *small.arguments(tmp_path / "run", threads=2)]
-    process = launched("torch.distributed.run", 2, *matrix, cwd=tmp_path)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
+    code, stdout, stderr = ended(launched(TORCHRUN, 2, *matrix, cwd=tmp_path))
+    assert code == 0, stderr
     assert "Setting OMP_NUM_THREADS" in stderr, "the control: the launcher did set it"
     assert stdout.splitlines()[-1] == f"run: {tmp_path / 'run'}" and stdout.count("gates all passed") == 1
-    for name in ("rows.jsonl", "summary.json", "report.md"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
-    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
-    assert manifest["numeric"][0]["threads"] == 2
+    require_same(tmp_path / "run", tmp_path / "alone")
+    assert json.loads((tmp_path / "run/manifest.json").read_text())["numeric"][0]["threads"] == 2
 
 
 FAULTY = """
@@ -45,42 +58,38 @@ if os.environ["RANK"] == "1":
     experiment.replica_exact = lambda left, right: False
 m.main()
 """
+STOPPING = """
+import os, signal
+import experiments.matrix as m
+from experiments.run.progress import Progress
+real, left = Progress.row, iter(range({rows}))
+def row(self, name):
+    if {condition} and next(left, None) is None:
+        {act}
+    return real(self, name)
+Progress.row = row
+m.main()
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "code"), [("experiments.launch", 3), ("torch.distributed.run", 1)])
-def test_the_exit_code_is_the_ranks_own_where_torchrun_tells_it_in_its_table(small, tmp_path, launcher, code):
+@pytest.mark.parametrize(("launcher", "code"), [(LAUNCH, 3), (TORCHRUN, 1)])
+def test_the_exit_code_is_the_ranks_own_where_torchrun_has_it_in_its_table(small, tmp_path, launcher, code):
     script = tmp_path / "faulty.py"
     script.write_text(FAULTY)
-    process = launched(launcher, 2, script, *small.arguments(tmp_path / "run", "--preflight", 0), cwd=tmp_path)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == code, stderr
+    arguments = [script, *small.arguments(tmp_path / "run", "--preflight", 0)]
+    found, stdout, stderr = ended(launched(launcher, 2, *arguments, cwd=tmp_path))
+    assert found == code, stderr
     assert "gates FAILED on 4 rows" in stdout
     assert "Traceback" not in stderr if code == 3 else "exitcode  : 3" in stderr
 
 
 @pytest.mark.slow
 def test_bad_input_is_one_line_and_exit_2(small, tmp_path):
-    arguments = small.arguments(tmp_path / "run", "--tasks", "nowhere.jsonl")
-    process = launched("experiments.launch", 3, "-m", "experiments.matrix", *arguments, cwd=tmp_path)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 2 and stdout == ""
+    arguments = ["-m", "experiments.matrix", *small.arguments(tmp_path / "run", "--tasks", "nowhere.jsonl")]
+    code, stdout, stderr = ended(launched(LAUNCH, 3, *arguments, cwd=tmp_path))
+    assert code == 2 and stdout == ""
     assert stderr.strip().splitlines() == ["error: nowhere.jsonl: expected a file, found nothing"]
-
-
-WAITING = """
-import os, signal
-import experiments.matrix as m
-from experiments.run.progress import Progress
-real, left = Progress.row, iter(range(1))
-def row(self, name):
-    if next(left, None) is None:
-        open(f"waiting-{os.environ['RANK']}", "w").write(str(os.getpid()))
-        signal.pause()
-    return real(self, name)
-Progress.row = row
-m.main()
-"""
 
 
 @pytest.mark.slow
@@ -88,38 +97,19 @@ m.main()
 def test_a_rank_killed_or_a_job_interrupted_goes_on_with_other_ranks(small, tmp_path, number):
     """SIGKILL for one rank, SIGINT for the launcher; then two ranks for three."""
     assert small.run(tmp_path / "alone").code == 0
-    script = tmp_path / "waiting.py"
-    script.write_text(WAITING)
-    arguments = small.arguments(tmp_path / "run")
-    process = launched("experiments.launch", 3, script, *arguments, "--preflight", 0, cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("waiting-*"))) < 3:
-        assert time.monotonic() < deadline and process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    script, arguments = tmp_path / "waiting.py", [*small.arguments(tmp_path / "run"), "--preflight", 0]
+    act = """open(f"waiting-{os.environ['RANK']}", "w").write(str(os.getpid())); signal.pause()"""
+    script.write_text(STOPPING.format(rows=1, condition=True, act=act))
+    process = launched(LAUNCH, 3, script, *arguments, cwd=tmp_path)
+    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 3, process)
     os.kill(int((tmp_path / "waiting-1").read_text()) if number == signal.SIGKILL else process.pid, number)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == (137 if number == signal.SIGKILL else 130), stderr
+    code, _, stderr = ended(process)
+    assert code == (137 if number == signal.SIGKILL else 130), stderr
     assert stderr.count("resume with: torchrun --nproc-per-node 3 -m experiments.matrix --dtype bf16") == 1
     assert ("rank 1 was ended by SIGKILL" in stderr) == (number == signal.SIGKILL) and "Traceback" not in stderr
-    again = ["-m", "experiments.matrix", *arguments, "--preflight", 0]
-    process = launched("experiments.launch", 2, *again, cwd=tmp_path)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0 and "3 rows are already there and kept" in stderr, stderr
-    assert (tmp_path / "run/rows.jsonl").read_bytes() == (tmp_path / "alone/rows.jsonl").read_bytes()
-
-
-DYING = """
-import os, signal
-import experiments.matrix as m
-from experiments.run.progress import Progress
-real, left = Progress.row, iter(range(2))
-def row(self, name):
-    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and next(left, None) is None:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, name)
-Progress.row = row
-m.main()
-"""
+    code, _, stderr = ended(launched(LAUNCH, 2, "-m", "experiments.matrix", *arguments, cwd=tmp_path))
+    assert code == 0 and "3 rows are already there and kept" in stderr, stderr
+    require_same(tmp_path / "run", tmp_path / "alone")
 
 
 @pytest.mark.slow
@@ -127,35 +117,30 @@ m.main()
 def test_a_job_restarted_by_torchrun_goes_on_where_it_stopped(small, tmp_path, restarts):
     assert small.run(tmp_path / "alone").code == 0
     script = tmp_path / "dying.py"
-    script.write_text(DYING)
+    condition = """os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0\""""
+    script.write_text(STOPPING.format(rows=2, condition=condition, act="os.kill(os.getpid(), signal.SIGKILL)"))
     arguments = ["--max-restarts", restarts, script, *small.arguments(tmp_path / "run"), "--preflight", 0]
-    process = launched("torch.distributed.run", 2, *arguments, cwd=tmp_path)
-    _, stderr = process.communicate(timeout=300)
+    code, _, stderr = ended(launched(TORCHRUN, 2, *arguments, cwd=tmp_path))
     if restarts == 0:
-        assert process.returncode == 1, "the control: without a restart the job ends"
+        assert code == 1, "the control: without a restart the job ends"
         return
-    assert process.returncode == 0 and "rows are already there and kept" in stderr, stderr
-    for name in ("rows.jsonl", "summary.json", "report.md"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
+    assert code == 0 and "rows are already there and kept" in stderr, stderr
+    require_same(tmp_path / "run", tmp_path / "alone")
 
 
 @pytest.mark.slow
 def test_the_resuming_command_keeps_the_launchers_options(small, tmp_path):
     arguments = ["--max-restarts=0", "-m", "experiments.matrix", *small.arguments(tmp_path / "run", "--fresh")]
-    process = launched("experiments.launch", 2, *arguments, cwd=tmp_path)
-    while not (tmp_path / "run" / "manifest.json").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+    process = launched(LAUNCH, 2, *arguments, cwd=tmp_path)
+    wait_for((tmp_path / "run/manifest.json").exists, process)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130, stderr
-    start = (
-        "resume with: python -m experiments.launch --nproc-per-node 2 --max-restarts=0 -m experiments.matrix --dtype"
-    )
-    assert start in stderr and "--fresh" not in stderr
+    code, _, stderr = ended(process)
+    assert code == 130, stderr
+    start = "python -m experiments.launch --nproc-per-node 2 --max-restarts=0 -m experiments.matrix --dtype"
+    assert f"resume with: {start}" in stderr and "--fresh" not in stderr
 
 
 def test_the_launcher_wants_arguments():
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         launch_main([])
-    assert ended.value.code == 2
+    assert caught.value.code == 2

@@ -126,29 +126,6 @@ def test_rows_that_end_before_an_earlier_one_are_kept_when_the_run_is_interrupte
     assert not (tmp_path / "run/partial").exists()
 
 
-COMMANDS = {
-    "fixed_prefix": [],
-    "bridge": BF16,
-    "transplant": BF16,
-    "replication": BF16,
-    "batch_control": BF16,
-    "causes": ["--rows", 3, "--cell", "repeat_kv/plain", "--cell", "blocked/tiled", "--dtype", "bf16"],
-    "carrier": [*BF16, "--rows", 3],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_experiment_writes_one_ledger_whatever_the_number(study, tmp_path, name):
-    options = {"tasks": name not in ("transplant", "replication", "carrier")}
-    options["checkpoint"] = "later" if name == "replication" else "primary"
-    written = set()
-    for size in (1, 3, 16):
-        run(study, name, tmp_path / str(size), *COMMANDS[name], "--batch-size", size, **options)
-        written.add((tmp_path / str(size) / "rows.jsonl").read_bytes())
-    assert len(written) == 1
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_write_the_bytes_of_one_process_and_rank_0_alone_speaks(small, alone, tmp_path, size):
     out = tmp_path / "run"
@@ -239,41 +216,42 @@ def test_boundaries_and_traces_are_those_of_one_process(small, tmp_path):
     assert len(trees[0]) == 2 * (4 + 2) and trees[0] == trees[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("fixed_prefix", ()),
-        ("bridge", ("--dtype", "bf16")),
-        pytest.param("batch_control", ("--dtype", "bf16"), marks=pytest.mark.slow),
-        pytest.param("replication", ("--dtype", "bf16"), marks=pytest.mark.slow),
-        pytest.param("causes", ("--dtype", "bf16", "--rows", 2), marks=pytest.mark.slow),
-    ],
-)
-def test_the_other_experiments_share_their_rows_too(study, tmp_path, name, more):
+COMMANDS = {
+    "fixed_prefix": [],
+    "bridge": BF16,
+    "transplant": BF16,
+    "replication": BF16,
+    "batch_control": BF16,
+    "causes": [*BF16, "--rows", 3, "--cell", "repeat_kv/plain", "--cell", "blocked/tiled"],
+    "carrier": [*BF16, "--rows", 3],
+}
+QUICK = ("fixed_prefix", "bridge")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in COMMANDS])
+def test_every_experiment_writes_one_ledger_whatever_the_number_and_the_ranks(study, tmp_path, name):
     """Rows of several dtypes or cells, panels in another order, inputs kept beside the ledger."""
-    single, out = tmp_path / "single", tmp_path / "run"
-    options = {"checkpoint": "later" if name == "replication" else "primary", "tasks": name != "replication"}
-    run(study, name, single, *more, **options)
-    job = run_job([rank_of(study, name, out, *more, **options)] * 2, tmp_path / "said")
-    assert job.code == 0, job.stderr
-    require_same(out, single)
-    ranks = {json.loads(line)["rank"] for line in (out / "timing.jsonl").read_text().splitlines()}
-    assert ranks == {0, 1}
-    kept = {path.name for path in single.iterdir()}
-    assert kept == {path.name for path in out.iterdir()} and all(
-        (out / file).read_bytes() == (single / file).read_bytes() for file in kept if file == "bank.jsonl"
-    )
+    tasks, checkpoint = name not in ("transplant", "replication", "carrier"), "primary"
+    options = {"tasks": tasks, "checkpoint": "later" if name == "replication" else checkpoint}
+    single, out = tmp_path / "1", tmp_path / "run"
+    for size in (1, 3, 16):
+        run(study, name, tmp_path / str(size), *COMMANDS[name], "--batch-size", size, **options)
+        assert (tmp_path / f"{size}/rows.jsonl").read_bytes() == (single / "rows.jsonl").read_bytes()
 
-
-def rank_of(study, name, out, *more, **options):
-    def body():
-        arguments = list(map(str, inputs(study, "--out", out, *more, **options)))
+    def rank():
+        arguments = list(map(str, inputs(study, "--out", out, *COMMANDS[name], **options)))
         os.chdir(study)
         sys.argv = [name, *arguments]
         command_module(f"experiments.{name}").main(args=arguments, prog_name=name)
         return CRASHED  # a command ends by sys.exit, always
 
-    return body
+    job = run_job([rank] * 2, tmp_path / "said")
+    assert job.code == 0, job.stderr
+    require_same(out, single)
+    assert {json.loads(line)["rank"] for line in (out / "timing.jsonl").read_text().splitlines()} == {0, 1}
+    assert {path.name for path in single.iterdir()} == {path.name for path in out.iterdir()}
+    if name == "fixed_prefix":
+        assert (out / "bank.jsonl").read_bytes() == (single / "bank.jsonl").read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_what_an_attempt_has_said_does_not_reach_the_next(monkeypatch):
     joined_as(monkeypatch, store.port, 1)
     second = current()
     second.check()
-    assert second.rows_counted() == 0 and second.fail(2)
+    assert second.count() == 0 and second.fail(2)
 
 
 def unused_port():

@@ -25,22 +25,16 @@ def row(first, tokens_equal, stated_equal, passed=True):
 
 
 ROWS = [row(None, True, True), row(0, False, True), row(7, False, False), row(0, False, True)]
+FAILED = {"row": "b", "failure": "NaN", "gates": {"replica_live": False, "argmax": False}, "passed": False}
 
 
-def test_an_answer_is_read_as_tokens_and_as_what_it_states():
+def test_the_endpoints_of_four_rows():
+    """An answer is read as tokens and as what it states; logits have their magnitude beside the cache's."""
     summary = pair_summary(ROWS, "live", "prefill")
     assert summary["answer_tokens_disagreement"]["count"] == 3
     assert summary["answer_disagreement"]["count"] == 1 == summary["correctness_disagreement"]["count"]
-
-
-def test_divergence_at_the_first_suffix_token_is_counted():
-    summary = pair_summary(ROWS, "live", "prefill")
     assert summary["first_token_divergence_rows"] == 2 and summary["first_divergence"]["n"] == 3
     assert pair_summary(ROWS[:1], "live", "prefill")["first_token_divergence_rows"] == 0
-
-
-def test_the_logits_magnitude_stands_beside_the_caches():
-    summary = pair_summary(ROWS, "live", "prefill")
     assert (summary["cache"]["max_abs_median"], summary["logits"]["max_abs_median"]) == (2.0, 1.0)
     assert (summary["cache"]["relative_l2_median"], summary["logits"]["relative_l2_median"]) == (0.5, 0.125)
 
@@ -55,7 +49,7 @@ def test_the_logits_magnitude_stands_beside_the_caches():
             "gates failed on 1 of 5 rows (replica_live on 1); endpoints are over 5 rows",
         ),
         (
-            [*ROWS, {"row": "b", "failure": "NaN", "gates": {"replica_live": False, "argmax": False}, "passed": False}],
+            [*ROWS, FAILED],
             "gates failed on 1 of 5 rows (replica_live on 1, argmax on 1); endpoints are over 4 rows",
         ),
     ],
@@ -65,12 +59,6 @@ def test_endpoints_over_a_failed_row_are_no_result(rows, reason):
 
 
 def test_the_closing_line_of_a_failed_run_holds_no_endpoint():
-    failed = {
-        "experiment": "matrix",
-        "dtype": "bf16",
-        "rows": 5,
-        "failed_rows": ["a"],
-        "passed": False,
-        "no_result": "a reason",
-    }
-    assert withheld(failed) == "matrix bf16: 5 rows, gates FAILED on 1 rows; endpoints withheld: a reason"
+    failed = {"experiment": "matrix", "dtype": "bf16", "rows": 5, "failed_rows": ["a"], "passed": False}
+    line = withheld({**failed, "no_result": "a reason"})
+    assert line == "matrix bf16: 5 rows, gates FAILED on 1 rows; endpoints withheld: a reason"
