@@ -43,7 +43,7 @@ def one_line(docstring: str) -> str:
 def main() -> None:
     found = list(commands())
     width = max(len(name) for name, _ in found)
-    click.echo("python -m NAME --help tells the options of each command.\n")
+    click.echo("python -m NAME --help lists the options of each command.\n")
     for name, line in found:
         click.echo(f"{name:<{width}}  {line}")
 

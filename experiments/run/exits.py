@@ -6,7 +6,7 @@ the reader of stdout or stderr has closed it (128 + SIGPIPE, as for any program 
     torchrun --nproc-per-node N -m experiments.NAME ...
 
 The environment variables RANK and WORLD_SIZE make a process one rank of a job. No tensor travels between ranks, so no
-process group is made: the launcher's key-value store is all that is used, on CPU and CUDA alike.
+process group is made: the launcher's key-value store is all that is used, on CPU and on CUDA.
 """
 
 import io

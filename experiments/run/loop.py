@@ -188,8 +188,8 @@ def decode_rows(
 ) -> Iterator[tuple[int, Row, Timing]]:
     """Decodes rows and yields each, with its index and its timing, as it is done: in any order.
 
-    Consecutive rows of one part are decoded together, as many at a time as `batch_size` says, and `inform` is called
-    before the first of them. A request that fails closed gives a row that says so.
+    Consecutive rows of one part are decoded together, as many at a time as `batch_size` returns, and `inform` is called
+    before the first of them. A request that fails closed gives a row with its `failure`.
     """
     experiment = plan.experiment
 

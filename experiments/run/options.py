@@ -82,7 +82,6 @@ def _claimed(context: click.Context, option: click.Parameter, device: str) -> st
 
 _count = partial(click.option, default=None, metavar="N")
 _path = partial(click.option, type=click.Path(path_type=Path))
-_kernel = partial(click.option, default="", metavar="KERNEL")
 DEVICE = click.option(
     "--device",
     "--devices",
@@ -112,9 +111,11 @@ NUMERIC = (
         help="Attention and linear kernel in short form.",
     ),
     *(
-        _kernel(
+        click.option(
             f"--{part}",
+            default="",
             type=click.Choice(["", *names]),
+            metavar="KERNEL",
             help=f"Overrides the {part} kernel of --kernels. Of {', '.join(names)}.",
         )
         for part, names in (("attention", ATTENTION_KERNELS), ("linear", LINEAR_KERNELS))

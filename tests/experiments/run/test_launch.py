@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from experiments.launch import main as launch_main
 from tests.experiments.commands import command, environment
 from tests.experiments.run.jobs import require_same
 
@@ -85,14 +84,6 @@ def test_the_exit_code_is_the_ranks_own_where_torchrun_has_it_in_its_table(small
 
 
 @pytest.mark.slow
-def test_bad_input_is_one_line_and_exit_2(small, tmp_path):
-    arguments = ["-m", "experiments.matrix", *small.arguments(tmp_path / "run", "--tasks", "nowhere.jsonl")]
-    code, stdout, stderr = ended(launched(LAUNCH, 3, *arguments, cwd=tmp_path))
-    assert code == 2 and stdout == ""
-    assert stderr.strip().splitlines() == ["error: nowhere.jsonl: expected a file, found nothing"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_rank_killed_or_a_job_interrupted_goes_on_with_other_ranks(small, tmp_path, number):
     """SIGKILL for one rank, SIGINT for the launcher; then two ranks for three."""
@@ -138,9 +129,3 @@ def test_the_resuming_command_keeps_the_launchers_options(small, tmp_path):
     assert code == 130, stderr
     start = "python -m experiments.launch --nproc-per-node 2 --max-restarts=0 -m experiments.matrix --dtype"
     assert f"resume with: {start}" in stderr and "--fresh" not in stderr
-
-
-def test_the_launcher_wants_arguments():
-    with pytest.raises(SystemExit) as caught:
-        launch_main([])
-    assert caught.value.code == 2
