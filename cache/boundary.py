@@ -15,7 +15,7 @@ from decode.record import FunctionalRecord
 from decode.state import State
 from minimodel.bits import require_equal_copies
 from minimodel.errors import InputError, refuse
-from minimodel.placement import placement
+from minimodel.load import placement
 
 SCHEMA = "stage-replay-boundary-v1"
 

@@ -64,11 +64,7 @@ def incremental_steps(
 
 @torch.inference_mode()
 def build_prefill(
-    model: Decoder,
-    state: State,
-    copies: int = COPIES,
-    chunk: int | None = None,
-    observe: Observe | None = None,
+    model: Decoder, state: State, copies: int = COPIES, chunk: int | None = None, observe: Observe | None = None
 ) -> Boundary:
     """Returns the boundary of `state.tokens` in one call, or in calls of `chunk` tokens (1: as incremental)."""
     state = _boundary_state(model, state)
@@ -86,7 +82,8 @@ def build_prefill(
         hidden = model(tokens[:, part], roles[:, part], positions[:, part], mask, cache, observe, record.enter)
     again = partial(build_prefill, model, state, copies, chunk)
     name = "prefill" if chunk is None or chunk >= len(state) else f"prefill_in_calls_of_{chunk}"
-    return replace(_finish(name, model, state, cache, record, hidden, observe), rebuild=again)
+    logits = model.logits(hidden[:, -1:], observe)[:, 0].clone()
+    return _sound(Boundary(name, state, cache, logits, record, rebuild=again))
 
 
 def _stepper(model: Decoder, capacity: int, copies: int) -> Stepper:
@@ -111,22 +108,15 @@ def _from_stepper(name: str, state: State, stepper: Stepper, hidden: Tensor, obs
     compact = filled if filled.capacity == len(filled) else filled.copy()
     if not compact.equals(filled):
         raise RowFailure(f"{name}: expected a compact cache with the bits that decoding left, found others")
-    return _finish(name, stepper.model, state, compact, stepper.record, hidden, observe)
+    logits = stepper.model.logits(hidden[:, -1:], observe)[:, 0].clone()
+    return _sound(Boundary(name, state, compact, logits, stepper.record))
 
 
-def _finish(
-    name: str,
-    model: Decoder,
-    state: State,
-    cache: KVCache,
-    record: FunctionalRecord,
-    hidden: Tensor,
-    observe: Observe | None,
-) -> Boundary:
-    """Makes the boundary. RowFailure unless the copies agree in every bit and nothing is NaN or infinite."""
-    assert len(cache) == record.length == len(state), "cache, record and state differ in length"
-    logits = model.logits(hidden[:, -1:], observe)[:, 0].clone()
+def _sound(boundary: Boundary) -> Boundary:
+    """RowFailure unless the copies agree in every bit and nothing is NaN or infinite."""
+    cache = boundary.cache
+    assert len(cache) == boundary.record.length == len(boundary.state), "cache, record and state differ in length"
     cache.require_equal_copies()
-    require_equal_copies(logits, "boundary logits")
+    require_equal_copies(boundary.logits, "boundary logits")
     cache.require_finite()
-    return Boundary(name, state, cache, logits, record)
+    return boundary

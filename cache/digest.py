@@ -1,7 +1,6 @@
 """Digests of tensors: SHA-256 over dtype, shape and raw bytes, whatever the layout in memory."""
 
 import hashlib
-from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -25,17 +24,8 @@ def cache_sha256(cache: KVCache) -> str:
 def _hash(tensor: Tensor) -> "hashlib._Hash":
     header = f"{str(tensor.dtype).removeprefix('torch.')}:{','.join(map(str, tensor.shape))}:"
     digest = hashlib.sha256(header.encode("ascii"))
-    for piece in _pieces(bits(tensor.detach()).cpu()):
-        digest.update(piece.numpy().data)
+    whole = bits(tensor.detach()).cpu()
+    # of K/V [B, H_kv, n, D] with room behind, one contiguous part per head instead of a copy of all
+    for piece in whole.flatten(0, 1) if whole.ndim > 2 and not whole.is_contiguous() else [whole]:
+        digest.update(piece.contiguous().numpy().data)
     return digest
-
-
-def _pieces(tensor: Tensor) -> Iterable[Tensor]:
-    """Yields contiguous parts, together the row-major bytes: of K/V [B, H_kv, n, D] with room behind, one per head."""
-    if tensor.is_contiguous():
-        yield tensor
-    elif tensor.ndim > 2:
-        for part in tensor:
-            yield from _pieces(part)
-    else:
-        yield tensor.contiguous()

@@ -11,39 +11,39 @@ from cache.kv import KVCache
 from minimodel.bits import bits
 from minimodel.errors import InputError
 
+# of float64 differences: the largest, their sum, the sum of their squares; the sums of squares of left and right
+Sizes = tuple[float, float, float, float, float]
+NUMBERS = ("max_abs", "mean_abs", "delta_l2", "left_l2", "right_l2", "relative_l2")
+
 
 @dataclass(frozen=True)
 class TensorDrift:
-    """The differences between two tensors of one shape, in float64.
-
-    Where either tensor holds NaN or infinity the numbers are None: arithmetic on them means nothing, and JSON cannot
-    hold them.
-    """
+    """The differences between two tensors of one shape, in float64."""
 
     elements: int
     differing: int  # elements whose bits differ
-    max_abs: float | None  # the largest absolute difference
-    sum_abs: float | None  # the sum of absolute differences
-    delta_square: float | None  # the sum of squared differences
-    left_square: float | None  # the sum of squares of the left tensor
-    right_square: float | None  # the sum of squares of the right tensor
-    first: tuple[int, ...] | None  # index of the first differing element in row-major order; None when exact
+    sizes: Sizes | None  # None where either holds NaN or infinity: arithmetic means nothing, and JSON cannot hold them
+    first: tuple[int, ...] | None = None  # index of the first differing element in row-major order; None when exact
 
     @property
     def exact(self) -> bool:
         return self.differing == 0
 
+    @property
+    def max_abs(self) -> float | None:
+        return None if self.sizes is None else self.sizes[0]
+
     def as_dict(self) -> dict[str, Any]:
-        return _numbers(
-            self.exact,
-            self.differing,
-            self.elements,
-            self.max_abs,
-            self.sum_abs,
-            self.delta_square,
-            self.left_square,
-            self.right_square,
-        )
+        """Returns the ledger's object."""
+        counts = {"exact": self.exact, "differing": self.differing, "elements": self.elements}
+        if self.sizes is None:
+            return {**counts, "finite": False, **dict.fromkeys(NUMBERS)}
+        max_abs, sum_abs, *squares = self.sizes
+        delta, left, right = (math.sqrt(x) for x in squares)
+        largest = max(left, right)  # the larger source norm (paper, section 3.4)
+        relative = delta / largest if largest else 0.0
+        mean_abs = sum_abs / self.elements if self.elements else 0.0
+        return {**counts, "finite": True, **dict(zip(NUMBERS, (max_abs, mean_abs, delta, left, right, relative)))}
 
 
 @dataclass(frozen=True)
@@ -68,30 +68,23 @@ class CacheDrift:
     def as_dict(self) -> dict[str, Any]:
         """Returns the ledger's object: whole-cache numbers, first difference, and one pair of objects per layer."""
         flat = [drift for pair in self.layers for drift in pair]
-        whole = _numbers(
-            self.exact,
-            sum(d.differing for d in flat),
-            sum(d.elements for d in flat),
-            _over(max, [d.max_abs for d in flat]),
-            _over(sum, [d.sum_abs for d in flat]),
-            _over(sum, [d.delta_square for d in flat]),
-            _over(sum, [d.left_square for d in flat]),
-            _over(sum, [d.right_square for d in flat]),
-        )
+        known = [drift.sizes for drift in flat if drift.sizes is not None]
+        largest, *sums = zip(*known) if len(known) == len(flat) else ((),)
+        sizes = (max(largest), *map(sum, sums)) if sums else None
+        whole = TensorDrift(sum(d.elements for d in flat), sum(d.differing for d in flat), sizes)
         layers = [{"key": key.as_dict(), "value": value.as_dict()} for key, value in self.layers]
-        return {**whole, "first_difference": self.first_difference, "layers": layers}
+        return {**whole.as_dict(), "first_difference": self.first_difference, "layers": layers}
 
 
 def compare(left: KVCache, right: KVCache) -> CacheDrift:
     """Compares every K and V tensor of two caches of one geometry; InputError names what differs in geometry."""
     if left.layers != right.layers:
         raise InputError(f"caches: expected equal layer counts, found {left.layers} and {right.layers}")
-    layers = []
-    for layer in range(left.layers):
-        key = compare_tensors(left.keys(layer), right.keys(layer), f"layer {layer} key", positions=True)
-        value = compare_tensors(left.values(layer), right.values(layer), f"layer {layer} value", positions=True)
-        layers.append((key, value))
-    return CacheDrift(tuple(layers))
+    drifts = [
+        compare_tensors(mine, theirs, f"layer {layer} {name}", positions=True)
+        for (layer, name, mine), (_, _, theirs) in zip(left.tensors(), right.tensors())
+    ]
+    return CacheDrift(tuple(zip(drifts[::2], drifts[1::2])))
 
 
 def compare_tensors(left: Tensor, right: Tensor, name: str, positions: bool = False) -> TensorDrift:
@@ -109,61 +102,20 @@ def compare_tensors(left: Tensor, right: Tensor, name: str, positions: bool = Fa
     first = first_true(unequal, 2 if positions else 0) if differing else None
     # differences and norms see FP64, where the subtraction of two BF16 or FP32 values is exact or nearly so
     wide = left.to(torch.float64)
-    other = wide if differing == 0 else right.to(torch.float64)
+    other = right.to(torch.float64) if differing else wide
     left_square = float(wide.square().sum())
-    right_square = left_square if differing == 0 else float(other.square().sum())
+    right_square = float(other.square().sum()) if differing else left_square
+    sizes: Sizes | None = (0.0, 0.0, 0.0, left_square, right_square)
     if not math.isfinite(left_square + right_square):
-        return TensorDrift(left.numel(), differing, None, None, None, None, None, first)
-    if differing == 0:
-        return TensorDrift(left.numel(), 0, 0.0, 0.0, 0.0, left_square, right_square, None)
-    delta = (wide - other).abs()
-    return TensorDrift(
-        left.numel(),
-        differing,
-        float(delta.max()),
-        float(delta.sum()),
-        float(delta.square().sum()),
-        left_square,
-        right_square,
-        first,
-    )
+        sizes = None
+    elif differing:
+        delta = (wide - other).abs()
+        sizes = (float(delta.max()), float(delta.sum()), float(delta.square().sum()), left_square, right_square)
+    return TensorDrift(left.numel(), differing, sizes, first)
 
 
 def first_true(flags: Tensor, axis: int = 0) -> tuple[int, ...]:
     """Returns the index of the first true element in row-major order, after `axis` was moved to the front."""
     ordered = flags.movedim(axis, 0)
-    flat = int(ordered.reshape(-1).to(torch.uint8).argmax())
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, device="cpu"), ordered.shape))
-
-
-def _over(function: Any, values: list[float | None]) -> float | None:
-    return None if any(value is None for value in values) else function(values)
-
-
-def _numbers(
-    exact: bool,
-    differing: int,
-    elements: int,
-    max_abs: float | None,
-    sum_abs: float | None,
-    delta_square: float | None,
-    left_square: float | None,
-    right_square: float | None,
-) -> dict[str, Any]:
-    if max_abs is None or sum_abs is None or delta_square is None or left_square is None or right_square is None:
-        keys = ("max_abs", "mean_abs", "delta_l2", "left_l2", "right_l2", "relative_l2")
-        return {"exact": exact, "differing": differing, "elements": elements, "finite": False, **dict.fromkeys(keys)}
-    delta_l2, left_l2, right_l2 = (math.sqrt(x) for x in (delta_square, left_square, right_square))
-    largest = max(left_l2, right_l2)  # the larger source norm (paper, section 3.4)
-    return {
-        "exact": exact,
-        "differing": differing,
-        "elements": elements,
-        "finite": True,
-        "max_abs": max_abs,
-        "mean_abs": sum_abs / elements if elements else 0.0,
-        "delta_l2": delta_l2,
-        "left_l2": left_l2,
-        "right_l2": right_l2,
-        "relative_l2": delta_l2 / largest if largest else 0.0,
-    }
+    flat = ordered.reshape(-1).to(torch.uint8).argmax().cpu()
+    return tuple(int(i) for i in torch.unravel_index(flat, ordered.shape))

@@ -41,16 +41,9 @@ class KVCache:
     @classmethod
     def for_model(cls, model: Decoder, batch: int, capacity: int) -> "KVCache":
         """Allocates `capacity` tokens of `batch` copies in the model's dtype, each layer's on that layer's device."""
-        config = model.config
-        return cls(
-            config.num_hidden_layers,
-            batch,
-            config.num_key_value_heads,
-            capacity,
-            config.head_dim,
-            model.numeric.torch_dtype,
-            list(model.places),
-        )
+        config, dtype, places = model.config, model.numeric.torch_dtype, list(model.places)
+        heads, head_dim = config.num_key_value_heads, config.head_dim
+        return cls(config.num_hidden_layers, batch, heads, capacity, head_dim, dtype, places)
 
     def __len__(self) -> int:
         """Tokens held by every layer."""
@@ -63,7 +56,11 @@ class KVCache:
         below it is one that was never written. InputError for another layer or T, beyond the capacity, and for another
         dtype or shape, which torch would silently convert or broadcast.
         """
-        self._require_next(layer, keys.shape[2])
+        written, begun = self._begun
+        if layer != written:
+            raise refuse("cache layer", f"layer {written}: a call writes every layer once, in order", layer)
+        if written and keys.shape[2] != begun:
+            raise refuse(f"cache layer {layer}", f"{begun} tokens, as layer 0 of this call had", keys.shape[2])
         held = self._keys[layer]
         expected = (*held.shape[:2], keys.shape[2], held.shape[3])
         for name, new in (("keys", keys), ("values", values)):
@@ -79,14 +76,6 @@ class KVCache:
         if layer == self.layers - 1:
             self._length, self._begun = stop, (0, 0)
         return self._keys[layer][:, :, :stop], self._values[layer][:, :, :stop]
-
-    def _require_next(self, layer: int, tokens: int) -> None:
-        """InputError unless `layer` is the next of the call under way and brings as many tokens as those before it."""
-        written, begun = self._begun
-        if layer != written:
-            raise refuse("cache layer", f"layer {written}: a call writes every layer once, in order", layer)
-        if written and tokens != begun:
-            raise refuse(f"cache layer {layer}", f"{begun} tokens, as layer 0 of this call had", tokens)
 
     def keys(self, layer: int) -> Tensor:
         """Returns a view [B, H_kv, n, D] of the n tokens held."""
@@ -109,16 +98,9 @@ class KVCache:
         capacity = self._length if capacity is None else capacity
         if capacity < self._length:
             raise refuse("cache capacity", f"at least its length {self._length}", capacity)
-        _, _, _, head_dim = self._keys[0].shape
-        other = KVCache(
-            self.layers,
-            self.batch,
-            self._keys[0].shape[1],
-            capacity,
-            head_dim,
-            self._keys[0].dtype,
-            [tensor.device for tensor in self._keys],
-        )
+        (_, heads, _, head_dim), dtype = self._keys[0].shape, self._keys[0].dtype
+        places = [tensor.device for tensor in self._keys]
+        other = KVCache(self.layers, self.batch, heads, capacity, head_dim, dtype, places)
         other._length = self._length
         for (_, _, target), (_, _, source) in zip(other.tensors(), self.tensors()):
             target.copy_(source)

@@ -81,12 +81,9 @@ def write_tensors(
     added here.
     """
     kept = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    whole = {
-        "schema": schema,
-        **header,
-        **{key: value if isinstance(value, str) else dict(value) for key, value in asdict(provenance).items()},
-        "tensors": {name: tensor_sha256(tensor) for name, tensor in kept.items()},
-    }
+    origin = {key: value if isinstance(value, str) else dict(value) for key, value in asdict(provenance).items()}
+    digests = {name: tensor_sha256(tensor) for name, tensor in kept.items()}
+    whole = {"schema": schema, **header, **origin, "tensors": digests}
     assert all(isinstance(whole.get(key), kind) for key, kind in COMMON.items()), "a header lacks a key"
     text = json.dumps(whole, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,8 +133,7 @@ def open_tensors(path: str | Path, schema: str | tuple[str, ...]) -> Stored:
             raise refuse(f"{path}: header {key}", kind.__name__, header.get(key))
     if any(type(token) is not int for token in header["tokens"]):
         raise InputError(f"{path}: header tokens: expected integers only")
-    if set(header["tensors"]) != set(entries):
-        odd = sorted(set(header["tensors"]) ^ set(entries))
+    if odd := sorted(set(header["tensors"]) ^ set(entries)):
         raise InputError(f"{path}: expected the tensors that the header lists, found {odd[0][:120]!r} on one side only")
     for name, entry in entries.items():
         if entry.dtype not in FILE_DTYPES:

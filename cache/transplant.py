@@ -84,13 +84,11 @@ def _require_same_geometry(recipient: Boundary, donor: Boundary) -> None:
         raise InputError("transplant: expected donor and recipient of one prefix, found two")
     if recipient.record.sha256() != donor.record.sha256():
         raise RowFailure("transplant: expected one functional state, found other roles, positions or mask rows entered")
-    if recipient.cache.layers != donor.cache.layers:
-        raise InputError(
-            f"transplant: expected equal layer counts, found {recipient.cache.layers} and {donor.cache.layers}"
-        )
+    layers = recipient.cache.layers, donor.cache.layers
+    if layers[0] != layers[1]:
+        raise InputError(f"transplant: expected equal layer counts, found {layers[0]} and {layers[1]}")
     for (layer, name, mine), (_, _, theirs) in zip(recipient.cache.tensors(), donor.cache.tensors()):
-        if (mine.shape, mine.stride(), mine.dtype) != (theirs.shape, theirs.stride(), theirs.dtype):
-            raise InputError(
-                f"transplant layer {layer} {name}: expected equal shape, stride and dtype, found {list(mine.shape)} "
-                f"{mine.stride()} {mine.dtype} and {list(theirs.shape)} {theirs.stride()} {theirs.dtype}"
-            )
+        one, two = ((list(tensor.shape), tensor.stride(), tensor.dtype) for tensor in (mine, theirs))
+        if one != two:
+            found = " and ".join(" ".join(map(str, kind)) for kind in (one, two))
+            raise InputError(f"transplant layer {layer} {name}: expected equal shape, stride and dtype, found {found}")

@@ -4,7 +4,7 @@ Requests may differ in length, block and role. Each has its own cache, record, s
 ends leaves its place to the next at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -75,11 +75,14 @@ def in_flight(jobs: Iterator[Job], size: int, together: Decoder) -> Iterator[tup
         due = [place for place in places if place.step is not None]
         joined = [place for place in due if joins(place.step)]
         joined = joined if len(joined) > 1 else []
-        for place in due:
-            if place not in joined:
-                _take_alone(place)
-        if joined:
-            _take_joined(joined, together)
+        for group in [[place] for place in due if place not in joined] + ([joined] if joined else []):
+            start = perf_counter()
+            steps = [place.step for place in group if place.step is not None]
+            found = take_together(steps, together) if group is joined else [_outcome(take, steps[0])]
+            share = (perf_counter() - start) / len(group)
+            for place, stepped in zip(group, found, strict=True):
+                place.job.clock.share(share)
+                place.resume(stepped)
         for place in [place for place in places if place.step is None]:
             places.remove(place)
             yield place.job.name, place.result
@@ -90,25 +93,12 @@ def joins(step: Step | None) -> bool:
     return step is not None and step.observe is None and step.stepper.copies == COPIES
 
 
-def _take_alone(place: _Place) -> None:
-    assert place.step is not None
-    start = perf_counter()
-    stepped: Stepped | RowFailure
+def _outcome(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns the function's value, or the RowFailure that it raised."""
     try:
-        stepped = take(place.step)
+        return function(*arguments)
     except RowFailure as failure:
-        stepped = failure
-    place.job.clock.share(perf_counter() - start)
-    place.resume(stepped)
-
-
-def _take_joined(places: Sequence[_Place], together: Decoder) -> None:
-    start = perf_counter()
-    found = take_together([place.step for place in places if place.step is not None], together)
-    share = (perf_counter() - start) / len(places)
-    for place, stepped in zip(places, found, strict=True):
-        place.job.clock.share(share)
-        place.resume(stepped)
+        return failure
 
 
 def take_together(steps: Sequence[Step], together: Decoder) -> list[Stepped | RowFailure]:
@@ -118,17 +108,13 @@ def take_together(steps: Sequence[Step], together: Decoder) -> list[Stepped | Ro
         for step in steps
     ]
     hidden = step_together(together, requests).split(COPIES)
-    choosing = [number for number, step in enumerate(steps) if step.eligible is not None]
+    masks = {number: step.eligible for number, step in enumerate(steps) if step.eligible is not None}
     choices: dict[int, Choice | RowFailure] = {}
-    if choosing:
-        logits = together.logits(torch.cat([hidden[number] for number in choosing])).unflatten(0, (-1, COPIES))
-        eligible = torch.stack([mask for step in steps if (mask := step.eligible) is not None])
-        choices = dict(zip(choosing, best_two_each(logits[:, :, 0], eligible), strict=True))
-    found: list[Stepped | RowFailure] = []
-    for number, after in enumerate(hidden):
-        choice = choices.get(number)
-        found.append(choice if isinstance(choice, RowFailure) else (after, choice))
-    return found
+    if masks:
+        logits = together.logits(torch.cat([hidden[number] for number in masks])).unflatten(0, (-1, COPIES))
+        choices = dict(zip(masks, best_two_each(logits[:, :, 0], torch.stack([*masks.values()])), strict=True))
+    made = ((after, choices.get(number)) for number, after in enumerate(hidden))
+    return [choice if isinstance(choice, RowFailure) else (after, choice) for after, choice in made]
 
 
 def best_two_each(logits: Tensor, eligible: Tensor) -> list[Choice | RowFailure]:
@@ -145,14 +131,7 @@ def best_two_each(logits: Tensor, eligible: Tensor) -> list[Choice | RowFailure]
     second = masked.scatter(-1, best, float("-inf")).amax(dim=-1)
     sound = equal & torch.isfinite(low) & torch.isfinite(high) & torch.isfinite(top)
     columns = (part.tolist() for part in (sound, best[:, 0], top, second))
-    found: list[Choice | RowFailure] = []
-    for number, (good, *choice) in enumerate(zip(*columns)):
-        found.append((choice[0], choice[1], choice[2]) if good else _amiss(logits[number], eligible[number]))
-    return found
-
-
-def _amiss(logits: Tensor, eligible: Tensor) -> Choice | RowFailure:
-    try:
-        return best_two(logits, eligible)
-    except RowFailure as failure:
-        return failure
+    return [
+        (token, first, next_best) if good else _outcome(best_two, logits[number], eligible[number])
+        for number, (good, token, first, next_best) in enumerate(zip(*columns))
+    ]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decode.text import TextCodec, json_sha256
+from decode.text import TextCodec, check_template, json_sha256
 from minimodel.checkpoint import CONFIG, CONTRACT, TOKENIZER, Checkpoint
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
@@ -46,21 +46,23 @@ class Contract:
         For a stock checkpoint, InputError names the command to run.
         """
         if isinstance(checkpoint, Checkpoint):
-            directory, raw, rules = checkpoint.directory, checkpoint.contract, checkpoint.rules
-            vocab_size = checkpoint.config.vocab_size
+            directory, raw, rules, config = (
+                checkpoint.directory,
+                checkpoint.contract,
+                checkpoint.rules,
+                checkpoint.config,
+            )
         else:
-            directory, raw, rules, vocab_size = checkpoint_directory(checkpoint), None, None, 0
+            directory, raw, rules = checkpoint_directory(checkpoint), None, None
             if inside(directory, CONTRACT).exists():
                 raw = read_json_object(inside(directory, CONTRACT))
-                config = read_json_object(inside(directory, CONFIG))
-                vocab_size = ModelConfig.from_dict(config, str(directory / CONFIG)).vocab_size
+                config = ModelConfig.from_dict(read_json_object(inside(directory, CONFIG)), str(directory / CONFIG))
         if raw is None:
             raise InputError(
                 f"{directory}: expected contract.json, found none: a stock checkpoint; adapt it with "
                 f"python -m experiments.adapt --base {directory} --out DIR"
             )
-        where = str(directory / CONTRACT)
-        return cls.from_parts(raw, inside(directory, TOKENIZER), vocab_size, where, rules)
+        return cls.from_parts(raw, inside(directory, TOKENIZER), config.vocab_size, str(directory / CONTRACT), rules)
 
     @classmethod
     def from_parts(
@@ -76,7 +78,9 @@ class Contract:
         if raw.get("schema", SCHEMA) != SCHEMA:
             raise refuse(f"{where}: schema", repr(SCHEMA), raw["schema"])
         opening, closing = delimiter_names(raw, where)
-        codec = TextCodec.load(tokenizer, _template(raw.get("prompt_template", TEMPLATE), where))
+        codec = TextCodec.load(
+            tokenizer, check_template(raw.get("prompt_template", TEMPLATE), f"{where}: prompt_template")
+        )
         ids = [codec.special_id(name, where) for name in (*opening, *closing)]
         if max(ids) >= vocab_size:
             raise refuse(f"{where}: delimiter ids", f"below vocab_size {vocab_size}", max(ids))
@@ -84,8 +88,7 @@ class Contract:
         open_ids, close_ids = tuple(ids[:NUM_ROLES]), tuple(ids[NUM_ROLES:])
         eligible = ordinary.repeat(NUM_ROLES, 1)
         eligible[list(range(NUM_ROLES)), list(close_ids)] = True
-        caps = _caps(raw.get("caps", {}), where)
-        rules = rules or RoleRules.from_contract(raw, where)
+        caps, rules = _caps(raw.get("caps", {}), where), rules or RoleRules.from_contract(raw, where)
         return cls(open_ids, close_ids, caps, rules, codec, ordinary, eligible)
 
     def meaning(self) -> dict[str, Any]:
@@ -130,15 +133,13 @@ def delimiter_names(contract: dict[str, Any], where: str) -> tuple[tuple[str, ..
     raw = contract.get("delimiters", {})
     if not isinstance(raw, dict) or set(raw) - {"open", "close"}:
         raise refuse(f"{where}: delimiters", "an object with 'open' and 'close'", raw)
-    both = []
-    for key, default in (("open", OPEN), ("close", CLOSE)):
-        names = raw.get(key, list(default))
+    both = {"open": list(OPEN), "close": list(CLOSE), **raw}
+    for key, names in both.items():
         if not isinstance(names, list) or len(names) != NUM_ROLES or not all(isinstance(n, str) and n for n in names):
             raise refuse(f"{where}: delimiters.{key}", "six names, one per role", names)
-        both.append(tuple(names))
-    if len({*both[0], *both[1]}) != 2 * NUM_ROLES:
-        raise refuse(f"{where}: delimiters", "twelve different names", [*both[0], *both[1]])
-    return both[0], both[1]
+    if len({*both["open"], *both["close"]}) != 2 * NUM_ROLES:
+        raise refuse(f"{where}: delimiters", "twelve different names", [*both["open"], *both["close"]])
+    return tuple(both["open"]), tuple(both["close"])
 
 
 def _caps(raw: Any, where: str) -> tuple[int | None, ...]:
@@ -151,12 +152,6 @@ def _caps(raw: Any, where: str) -> tuple[int | None, ...]:
     return (None, caps["branch"], caps["branch"], caps["branch"], caps["merge"], caps["answer"])
 
 
-def _template(raw: Any, where: str) -> str:
-    if not isinstance(raw, str) or raw.count("{question}") != 1 or raw.count("{choices}") > 1:
-        raise refuse(f"{where}: prompt_template", "text with {question} once and {choices} at most once", raw)
-    return raw
-
-
 def _ordinary(codec: TextCodec, delimiters: list[int], ineligible: Any, vocab_size: int, where: str) -> Tensor:
     """Returns bool [V]: the defined ids without delimiters and without the other special tokens.
 
@@ -166,11 +161,10 @@ def _ordinary(codec: TextCodec, delimiters: list[int], ineligible: Any, vocab_si
         not isinstance(ineligible, list) or any(type(i) is not int or not 0 <= i < vocab_size for i in ineligible)
     ):
         raise refuse(f"{where}: ineligible_ids", f"a list of ids below vocab_size {vocab_size}", ineligible)
+    banned = {*delimiters, *(codec.special_ids() if ineligible is None else ineligible)}
+    kept = [i for i in codec.defined_ids() if i < vocab_size and i not in banned]
     ordinary = torch.zeros(vocab_size, dtype=torch.bool, device="cpu")
-    defined = [i for i in codec.defined_ids() if i < vocab_size]
-    ordinary[torch.tensor(defined, dtype=torch.int64, device="cpu")] = True
-    banned = [*delimiters, *(codec.special_ids() if ineligible is None else ineligible)]
-    ordinary[torch.tensor([i for i in banned if i < vocab_size], dtype=torch.int64, device="cpu")] = False
+    ordinary[torch.tensor(kept, dtype=torch.int64, device="cpu")] = True
     if not ordinary.any():
         raise InputError(f"{where}: expected at least one ordinary token, found none that is eligible")
     return ordinary

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from decode.contract import Contract
 from decode.record import FunctionalRecord
-from decode.state import State, content_of
+from decode.state import State, Structure, advance, content_of, forced
 from decode.stepper import Stepper, make_ready
-from decode.structure import Structure, advance, forced
 from minimodel.bits import RowFailure, require_equal_copies, require_finite
 from minimodel.decoder import Cache, Decoder, Observe
 from minimodel.errors import InputError
@@ -74,17 +73,12 @@ Steps = Generator[Step, Stepped, T]  # a RowFailure of the choice is thrown in w
 
 
 class SuffixCache(Cache, Protocol):
-    """What the suffix decoder needs of a boundary's cache (`cache.KVCache`)."""
+    """What the suffix decoder needs of a boundary's cache (`cache.KVCache`): copies with room for more tokens."""
 
     batch: int
 
-    def copy(self, capacity: int) -> "SuffixCache":
-        """Returns a copy with room for `capacity` tokens."""
-        ...
-
-    def require_equal_copies(self) -> None:
-        """RowFailure where the physical copies differ."""
-        ...
+    def copy(self, capacity: int) -> "SuffixCache": ...
+    def require_equal_copies(self) -> None: ...
 
 
 class BoundaryLike(Protocol):
@@ -119,12 +113,11 @@ def best_two(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
     require_equal_copies(logits, "logits")
     require_finite(logits[0], "logits")
     masked = logits[0].masked_fill(~eligible, float("-inf"))
-    best = masked.argmax()
-    top = masked[best].item()
+    token = int(masked.argmax())
+    top = masked[token].item()
     if top == float("-inf"):  # every logit is finite
         raise InputError("eligible: expected at least one id that may be chosen, found none")
-    masked[best] = float("-inf")
-    token = int(best)
+    masked[token] = float("-inf")
     return token, top, masked.max().item()
 
 
@@ -168,28 +161,26 @@ def generate(
     token. `observe` sees the decoder's steps, not the logits of the choices.
     """
     eligible = contract.eligible.to(stepper.model.numeric.torch_device)
-    tokens: list[int] = []
-    roles: list[int] = []
-    choices: list[Choice | None] = []
+    made: list[tuple[int, int, Choice | None]] = []  # token, role, and its choice where it was free
     hidden: list[Tensor] = []
-    while not stop(structure):
-        token = forced(contract, structure)
-        choices.append(choice if token is None else None)
-        if token is None:
+    while not structure.done and not stop(structure):
+        token, role = forced(contract, structure), structure.block
+        if token is not None:
+            choice = None
+        else:
             assert choice is not None, "a free choice needs logits"
             token = choice[0]
-        role, structure = structure.block, advance(contract, structure, token)
-        tokens.append(token)
-        roles.append(role)
-        if structure.done:
-            break
-        free = not stop(structure) and forced(contract, structure) is None
-        with located(stepper, structure):
-            after, choice = yield Step(stepper, token, role, eligible[structure.block] if free else None, observe)
-        hidden.append(after)
-    margins = tuple(None if made is None else made[1] - made[2] for made in choices)
-    tops = tuple(None if made is None else made[1] for made in choices)
-    return Generated(tuple(tokens), tuple(roles), margins, tops, structure, tuple(hidden))
+        made.append((token, role, choice))
+        structure = advance(contract, structure, token)
+        if not structure.done:
+            free = not stop(structure) and forced(contract, structure) is None
+            with located(stepper, structure):
+                after, choice = yield Step(stepper, token, role, eligible[structure.block] if free else None, observe)
+            hidden.append(after)
+    tokens, roles, choices = zip(*made) if made else ((), (), ())
+    margins = tuple(None if one is None else one[1] - one[2] for one in choices)
+    tops = tuple(None if one is None else one[1] for one in choices)
+    return Generated(tokens, roles, margins, tops, structure, tuple(hidden))
 
 
 @contextmanager
@@ -225,13 +216,7 @@ def suffix_steps(model: Decoder, boundary: BoundaryLike) -> Steps[Suffix]:
             choice = best_two(boundary.logits, contract.eligible[state.structure.block].to(boundary.logits.device))
     out = yield from generate(stepper, contract, state.structure, choice, lambda structure: structure.done)
     cache.require_equal_copies()
-    return Suffix(
-        out.tokens,
-        out.margins,
-        out.tops,
-        merge=content_of(contract, out.tokens, MERGE, first_open=True),
-        answer=content_of(contract, out.tokens, ANSWER, first_open=False),
-        functional_sha256=stepper.record.sha256(),
-        synchronised=stepper.record.synchronised,
-        cache_length=len(cache),
-    )
+    merge = content_of(contract, out.tokens, MERGE, first_open=True)
+    answer = content_of(contract, out.tokens, ANSWER, first_open=False)
+    digest, synchronised = stepper.record.sha256(), stepper.record.synchronised
+    return Suffix(out.tokens, out.margins, out.tops, merge, answer, digest, synchronised, len(cache))

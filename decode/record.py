@@ -34,7 +34,7 @@ class FunctionalRecord:
             self._pending.append((input_ids.clone(), kept_roles, position_ids.clone(), kept_mask))
         else:
             self._fold()
-            self._add_call(input_ids, roles, position_ids, mask)
+            self._add_call(input_ids, roles, position_ids, mask, self.length)
         self.length += input_ids.shape[1]
         if len(self._pending) == PENDING:
             self._fold()
@@ -72,20 +72,14 @@ class FunctionalRecord:
 
     def _fold(self) -> None:
         calls, self._pending = self._pending, []
-        first = self.length - len(calls)
-        for slot, call in enumerate(calls, start=first):
-            self._add_call(*call, slot=slot)
+        for slot, call in enumerate(calls, start=self.length - len(calls)):
+            self._add_call(*call, start=slot)
 
     def _add_call(
-        self,
-        input_ids: Tensor,
-        roles: Tensor | None,
-        position_ids: Tensor,
-        mask: Tensor | None,
-        slot: int | None = None,
+        self, input_ids: Tensor, roles: Tensor | None, position_ids: Tensor, mask: Tensor | None, start: int
     ) -> None:
-        """Hashes the first copy's slots and compares the other copies with it. `slot`: of the call's first token."""
-        length, start = input_ids.shape[1], self.length if slot is None else slot
+        """Hashes the first copy's slots, the first of which is `start`, and compares the other copies with it."""
+        length = input_ids.shape[1]
         numbers = [part if part is None else part.tolist() for part in (input_ids, roles, position_ids)]
         self._synchronised &= all(part is None or part.count(part[0]) == len(part) for part in numbers)
         if mask is not None:
@@ -96,11 +90,9 @@ class FunctionalRecord:
             later = rows[0].triu(start + 1).any(dim=1).tolist() if length > 1 else [False]
         for row in range(length):
             token, role, position = (None if part is None else part[0][row] for part in numbers)
-            own = start + row + 1
-            if mask is None:
-                visible = b"\x01" * own
-            else:  # a row that sees a later slot is entered whole: no right construction has one
-                visible = seen[row, : None if later[row] else own].tobytes()
+            visible = b"\x01" * (start + row + 1)
+            if mask is not None:  # a row that sees a later slot is entered whole: no right construction has one
+                visible = seen[row, : None if later[row] else start + row + 1].tobytes()
             self._add(token, role, position, visible)
 
     def _add(self, token: int | None, role: int | None, position: int | None, visible: bytes) -> None:

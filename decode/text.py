@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,11 @@ PARTS = {
     "post_processor": {"ByteLevel", "TemplateProcessing"},
     "decoder": {"ByteLevel"},
 }
+CHAT_TEMPLATE = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n{question}\n\n{choices}<|im_end|>\n<|im_start|>assistant\n"
+)
+FIELD = re.compile(r"\{question\}|\{choices\}")
 LISTS = ("normalizers", "pretokenizers", "processors", "decoders")  # the members of a Sequence, by where it stands
 
 
@@ -31,8 +37,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     data = read_bytes(path, MAX_TOKENIZER_BYTES)
     with _library(f"{path}: not a tokenizer"):
         tokenizer = Tokenizer.from_buffer(data)
-    model = type(tokenizer.model).__name__
-    if model != "BPE":
+    if (model := type(tokenizer.model).__name__) != "BPE":
         raise refuse(f"{path}: model", "BPE", model)
     if tokenizer.model.dropout:
         raise refuse(f"{path}: model dropout", "none: the same text must give the same tokens", tokenizer.model.dropout)
@@ -44,14 +49,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _kinds(part: dict[str, Any]) -> Iterator[str]:
-    """Yields the type of a part; for a sequence, those of its members instead."""
-    if part["type"] != "Sequence":
-        yield part["type"]
-        return
-    for key in LISTS:
-        for member in part.get(key, []):
-            yield from _kinds(member)
+def _kinds(part: dict[str, Any]) -> list[str]:
+    """Returns the type of a part; for a sequence, those of its members instead."""
+    members = [member for key in LISTS for member in part.get(key, [])]
+    return [kind for member in members for kind in _kinds(member)] if part["type"] == "Sequence" else [part["type"]]
 
 
 def json_sha256(value: Any) -> str:
@@ -123,23 +124,18 @@ class TextCodec:
             raise InputError(f"text: expected Unicode, found a lone surrogate at character {error.start}") from None
         with _library("text: the tokenizer cannot encode it"):
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        special = self.special_ids().intersection(ids)
-        if special:
+        if special := self.special_ids().intersection(ids):
             raise InputError(f"text: expected ordinary tokens only, found special token {min(special)}")
-        self._require_whole(text, self.decode(ids))
-        return ids
-
-    def _require_whole(self, text: str, decoded: str) -> None:
-        """InputError unless `decoded` is `text`, normalised as the tokenizer does (Qwen2.5's is NFC)."""
-        normalizer = self.tokenizer.normalizer
+        # the text as the tokenizer normalises it (Qwen2.5's is NFC), which its tokens must hold whole
+        normalizer, decoded = self.tokenizer.normalizer, self.decode(ids)
         whole = text if normalizer is None else normalizer.normalize_str(text)
-        if decoded in (whole, f" {whole}"):  # a byte-level pre-tokenizer may put a space before the first word
-            return
-        at = next((i for i, (a, b) in enumerate(zip(whole, decoded)) if a != b), min(len(whole), len(decoded)))
-        raise InputError(
-            f"text: expected a tokenizer that keeps every character, found {decoded[at : at + 20]!r} "
-            f"instead of {whole[at : at + 20]!r} at character {at}; check pre_tokenizer, decoder and vocabulary"
-        )
+        if decoded not in (whole, f" {whole}"):  # a byte-level pre-tokenizer may put a space before the first word
+            at = next((i for i, (a, b) in enumerate(zip(whole, decoded)) if a != b), min(len(whole), len(decoded)))
+            raise InputError(
+                f"text: expected a tokenizer that keeps every character, found {decoded[at : at + 20]!r} "
+                f"instead of {whole[at : at + 20]!r} at character {at}; check pre_tokenizer, decoder and vocabulary"
+            )
+        return ids
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """Returns the text of ids; bytes that are no UTF-8 become U+FFFD."""
@@ -151,8 +147,55 @@ class TextCodec:
 
         InputError for more choices than there are letters.
         """
-        if len(choices) > len(LETTERS):
-            raise refuse("choices", f"at most {len(LETTERS)}, one per letter", len(choices))
-        lines = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
+        lines = lettered(choices)
         head, tail = self.template.split("{question}")
         return head.replace("{choices}", lines) + question + tail.replace("{choices}", lines)
+
+
+def lettered(choices: Sequence[str]) -> str:
+    """Returns one line per choice, each after its letter. InputError for more choices than there are letters."""
+    if len(choices) > len(LETTERS):
+        raise refuse("choices", f"at most {len(LETTERS)}, one per letter", len(choices))
+    return "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
+
+
+def check_template(raw: Any, where: str) -> str:
+    """Returns a prompt template. InputError unless it holds {question} once and {choices} at most once."""
+    if not isinstance(raw, str) or raw.count("{question}") != 1 or raw.count("{choices}") > 1:
+        raise refuse(where, "text with {question} once and {choices} at most once", raw)
+    return raw
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Text of a stock checkpoint: special tokens by name, `{question}` and `{choices}` as ordinary text."""
+
+    codec: TextCodec
+    template: str  # holds {question} once and {choices} at most once
+    stop: tuple[int, ...]  # special tokens that end a generation
+
+    @classmethod
+    def of(cls, codec: TextCodec, template: str, stop: Sequence[str]) -> "Chat":
+        """InputError for a template without exactly one `{question}`, and for a stop that is no special token."""
+        if not stop:
+            raise InputError("--eos: expected at least one special token that ends a generation, found none")
+        template = check_template(template, "chat template")
+        return cls(codec, template, tuple(codec.special_id(name, "--eos") for name in stop))
+
+    def encode(self, question: str, choices: Sequence[str]) -> list[int]:
+        """Returns the ids of the filled template.
+
+        A special token's name is that token in the template, and text in a question or choice. Between special tokens
+        the filled text is encoded as one piece, as a chat template's output is.
+        """
+        values = {"{question}": question, "{choices}": lettered(choices)}
+        added = self.codec.tokenizer.get_added_tokens_decoder()
+        names = {token.content: i for i, token in added.items() if token.special}
+        pieces = re.split("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")", self.template)
+        ids: list[int] = []
+        for piece in pieces:
+            if piece in names:
+                ids.append(names[piece])
+            elif piece:
+                ids += self.codec.encode(FIELD.sub(lambda match: values[match[0]], piece))
+        return ids

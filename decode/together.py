@@ -1,5 +1,5 @@
 """One decode step of several requests: row-wise parts run once on the rows of all requests, attention once per request
-on that request's own cache.
+on that request's own cache, or once for all where the kernel's rows are independent.
 
 A request keeps the bits it has alone exactly where every row-wise part gives a pair of rows (a request's two physical
 copies) the same bits in any call. `decode.independence` checks that on the device before requests step together.
@@ -8,15 +8,17 @@ copies) the same bits in any call. `decode.independence` checks that on the devi
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minimodel.attention import SeveralAttention
 from minimodel.bits import COPIES
-from minimodel.decoder import Cache, Decoder, Observe, Record, unobserved
-from minimodel.linear import Joint, Linear, Plain
-from minimodel.packed import OneByOne
+from minimodel.decoder import Cache, Decoder, Observe, Record, noting
+from minimodel.linear import OneByOne, Plain
+from minimodel.packed import PackedMap, PackedMaps
 from minimodel.roles import check_ids, check_mask
 
 
@@ -41,86 +43,81 @@ def step_together(model: Decoder, requests: Sequence[Request], observe: Observe 
         if request.record is not None:
             request.record(request.input_ids, request.roles, request.position_ids, request.mask)
         check_mask(request.mask, COPIES, 1, len(request.cache) + 1)
-    note = observe or unobserved
-    input_ids = torch.cat([request.input_ids for request in requests])
-    position_ids = torch.cat([request.position_ids for request in requests])
+    input_ids = torch.cat([request.input_ids for request in requests])  # [2K, 1]
+    position_ids = torch.cat([request.position_ids for request in requests])  # [2K, 1]
     roles = [request.roles for request in requests if request.roles is not None]
-    last = check_ids("position_ids", position_ids, model.config.max_position_embeddings)
-    hidden_states = model.embed(input_ids, torch.cat(roles) if roles else None)
-    note("embed", hidden_states)
     masks = [request.mask for request in requests]
+    last = check_ids("position_ids", position_ids, model.config.max_position_embeddings)
 
     def attend(index: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        found = []
-        parts = zip(query.split(COPIES), keys.split(COPIES), values.split(COPIES), strict=True)
-        for number, (own, new_keys, new_values) in enumerate(parts):
-            mask = masks[number] = None if (mask := masks[number]) is None else mask.to(query.device)
-            held = requests[number].cache.append(index, new_keys, new_values)
-            found.append(model.attend(own, *held, mask, model.scaling))
-        return torch.cat(found)
+        new = zip(keys.split(COPIES), values.split(COPIES), strict=True)
+        held = [request.cache.append(index, *pair) for request, pair in zip(requests, new)]
+        seen = [None if mask is None else mask.to(query.device) for mask in masks]
+        if model.attend_several is not None:
+            return model.attend_several(query, held, seen, model.scaling)
+        calls = zip(query.split(COPIES), held, seen)
+        return torch.cat([model.attend(own, *pair, mask, model.scaling) for own, pair, mask in calls])  # [2K, 1, H, D]
 
+    note = noting(observe)
+    hidden_states = note("embed", model.embed(input_ids, torch.cat(roles) if roles else None))  # [2K, 1, E]
     cos, signed_sin = model.rotary.at(position_ids, 1 + max(last, *(len(request.cache) for request in requests)))
     return model.through_layers(hidden_states, cos, signed_sin, attend, note)
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(Plain):
     """F.linear of each pair of rows, [2K, 1, in] -> [2K, 1, out], as one batched product of K pairs.
 
     MKL sums two FP32 rows in another order than four and more. A batch of products of two rows mostly has the order of
     two, which `decode.independence` checks by shape.
     """
 
-    weight: Tensor  # [out, in]
-    bias: Tensor | None  # [out]
-
     def __call__(self, x: Tensor) -> Tensor:
-        pairs = x.reshape(-1, COPIES, x.shape[-1])
-        weight, bias = self.weight.t().expand(len(pairs), -1, -1), self.bias
+        pairs = x.reshape(-1, COPIES, x.shape[-1])  # [K, 2, in]
+        weight, bias = self.weight.t().expand(len(pairs), -1, -1), self.bias  # [K, in, out]
         out = torch.bmm(pairs, weight) if bias is None else torch.baddbmm(bias.expand(len(pairs), 2, -1), pairs, weight)
         return out.view(*x.shape[:-1], -1)
 
 
-@dataclass(frozen=True)
-class OneCallEach:
+class OneCallEach(Plain):
     """F.linear of each pair of rows in a call of its own: the bits of two rows wherever no other way has them."""
-
-    weight: Tensor  # [out, in]
-    bias: Tensor | None  # [out]
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([F.linear(pair.clone(), self.weight, self.bias) for pair in x.split(COPIES)])
 
 
-Way = type[Plain] | type[Pairs] | type[OneCallEach]
-Shape = tuple[int, int, bool]  # out, in, whether there is a bias
+Shape = tuple[object, ...]  # outputs of each map, in, whether there is a bias
+Way = type[Plain] | type[PackedMaps]  # PackedMaps: the packed call at every row count
 
 
-def shape_of(linear: Plain) -> Shape:
-    return (*linear.weight.shape, linear.bias is not None)
+def shape_of(linear: Plain | PackedMaps) -> Shape:
+    """Returns what decides how a map takes the rows of several requests."""
+    if isinstance(linear, Plain):
+        return (*linear.weight.shape, linear.bias is not None)
+    return linear.widths, linear.run.packed.shape[1], linear.run.bias is not None
 
 
-def taking(model: Decoder, ways: Mapping[Shape, Way]) -> Decoder:
-    """Returns a decoder over the same weights whose `Plain` maps take the rows of several requests by their shapes."""
-    if not ways:
-        return model
+def taking(model: Decoder, ways: Mapping[Shape, Way], several: SeveralAttention | None = None) -> Decoder:
+    """Returns a decoder over the same weights whose maps take the rows of several requests by their shapes.
 
-    def taken(linear: Linear) -> Linear:
-        return ways.get(shape_of(linear), Plain)(linear.weight, linear.bias) if isinstance(linear, Plain) else linear
+    several: the kernel that attends for all requests in one call, None for a call each.
+    """
 
-    def joint(maps: Joint) -> Joint:
-        return OneByOne([taken(linear) for linear in maps.maps]) if isinstance(maps, OneByOne) else maps
+    def taken(linear: Any) -> Any:
+        if isinstance(linear, OneByOne):
+            return OneByOne([taken(each) for each in linear.maps])
+        if isinstance(linear, PackedMap):
+            return PackedMap(taken(linear.maps))
+        if isinstance(linear, PackedMaps) and shape_of(linear) in ways:
+            return replace(linear, counts=None)
+        if isinstance(linear, Plain):
+            way: Any = ways.get(shape_of(linear), Plain)
+            return way(linear.weight, linear.bias)
+        return linear
 
     other = copy.copy(model)
-    other.lm_head = taken(model.lm_head)
+    other.attend_several, other.lm_head = several, taken(model.lm_head)
+    names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     other.layers = tuple(
-        replace(
-            layer,
-            qkv_proj=joint(layer.qkv_proj),
-            o_proj=taken(layer.o_proj),
-            gate_up_proj=joint(layer.gate_up_proj),
-            down_proj=taken(layer.down_proj),
-        )
-        for layer in model.layers
+        replace(layer, **{name: taken(getattr(layer, name)) for name in names}) for layer in model.layers
     )
     return other

@@ -36,7 +36,7 @@ from minimodel.errors import InputError
 from minimodel.load import decoder_from
 from minimodel.machine import machine_record
 from minimodel.numerics import DTYPES, NumericContract
-from minimodel.packed import ROW_COUNTS, equal_row_counts, why_not_packed
+from minimodel.packed import ROW_COUNTS, equal_counts, why_not_packed
 from minimodel.selfcheck import copies_fault, invariance_fault
 
 KERNELS = ("repeat_kv", "packed_gqa", "eager/plain", "repeat_kv/packed", "invariant")
@@ -99,7 +99,8 @@ def packed_counts(config: ModelConfig, numeric: NumericContract) -> list[int]:
     query, kv = config.num_attention_heads * head, config.num_key_value_heads * head
     empty = partial(torch.empty, dtype=numeric.torch_dtype, device=numeric.torch_device)
     shapes = [((query, kv, kv), hidden), ((hidden,), query), ((inner, inner), hidden), ((hidden,), inner)]
-    return list(equal_row_counts([(empty(sum(widths), width), widths) for widths, width in shapes]))
+    found = (equal_counts(empty(sum(widths), width), None, widths) for widths, width in shapes)
+    return sorted(set(ROW_COUNTS).intersection(*found))
 
 
 @torch.inference_mode()

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import click
 
-from decode.chat import TEMPLATE, Chat
 from decode.record import causal_sha256
-from decode.text import TextCodec
+from decode.text import CHAT_TEMPLATE, Chat, TextCodec
 from experiments.run.control import Control, Input, chat_steps, select
 from experiments.run.exits import run_command
 from experiments.run.loop import run
@@ -101,7 +100,7 @@ def run_stock(options: RunOptions, dtype: str, template: str, eos: tuple[str, ..
 @common_options(preflight=0)
 def main(options: RunOptions, dtype: str, file: Path | None, eos: tuple[str, ...]) -> None:
     def body() -> int:
-        return run_stock(options, dtype, TEMPLATE if file is None else template_text(file), eos)
+        return run_stock(options, dtype, CHAT_TEMPLATE if file is None else template_text(file), eos)
 
     run_command(body, "experiments.stock_control")
 

@@ -5,44 +5,48 @@ attend(query [B, H, T, D], keys and values [B, H_kv, S, D], mask, scaling) -> [B
 queries being the last T of the S positions. A query that may attend to nothing gives zeros.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minimodel.bits import at_least_fp32
-from minimodel.invariant.attention import blocked
+from minimodel.invariant.attention import blocked, blocked_several
 from minimodel.roles import causal_mask, zero_dead_rows
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+Softmax = Callable[[Tensor], Tensor]
+# query [K*B, H, T, D], keys and values of each of K requests, mask of each, scaling -> [K*B, T, H, D]
+SeveralAttention = Callable[[Tensor, Sequence[tuple[Tensor, Tensor]], Sequence[Tensor | None], float], Tensor]
 
 
 def repeat_heads(x: Tensor, groups: int) -> Tensor:
     """[B, H_kv, S, D] -> [B, H_kv * groups, S, D]: query head h reads key/value head h // groups."""
-    if groups == 1:
-        return x
     batch, heads, length, head_dim = x.shape
     return x[:, :, None].expand(batch, heads, groups, length, head_dim).reshape(batch, heads * groups, length, head_dim)
 
 
-def eager(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """Two matrix products and an FP32 softmax: transformers `eager_attention_forward` (models/qwen2, 4.46 to 5.24)."""
-    return _eager(query, keys, values, mask, scaling, _softmax_fp32)
+def softmax_fp32(weights: Tensor) -> Tensor:
+    """Softmax over the last axis, in FP32 (its sum runs over S terms), rounded once: the values see the model dtype."""
+    return F.softmax(weights, dim=-1, dtype=at_least_fp32(weights.dtype)).to(weights.dtype)
 
 
-def _eager(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    softmax: Callable[[Tensor], Tensor],
+def softmax_model_dtype(weights: Tensor) -> Tensor:
+    """The same, but difference, exponential, sum and quotient each round to the model dtype."""
+    weights = (weights - weights.amax(dim=-1, keepdim=True)).exp()  # [B, H, T, S]
+    return weights / weights.sum(dim=-1, keepdim=True)  # [B, H, T, S]
+
+
+def eager(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, softmax: Softmax = softmax_fp32
 ) -> Tensor:
+    """Two matrix products and an FP32 softmax: transformers `eager_attention_forward` (models/qwen2, 4.46 to 5.24)."""
     groups = query.shape[1] // keys.shape[1]
     keys, values = repeat_heads(keys, groups), repeat_heads(values, groups)  # [B, H, S, D]
     if mask is None:
-        mask = causal_mask(query.shape[2], keys.shape[2], query.device)
+        mask = causal_mask(query.shape[2], keys.shape[2], query.device)  # [1, 1, T, S]
     weights = torch.matmul(query, keys.transpose(2, 3)) * scaling  # [B, H, T, S]
     # the lowest finite value, as transformers adds it, and not -inf: a row of -inf would make softmax 0/0
     weights = softmax(weights.masked_fill(~mask, torch.finfo(weights.dtype).min))  # [B, H, T, S]
@@ -50,9 +54,16 @@ def _eager(
     return out.transpose(1, 2)  # [B, T, H, D]
 
 
-def _softmax_fp32(weights: Tensor) -> Tensor:
-    # softmax sees FP32 (its sum runs over S terms); the product with the values sees the model dtype again
-    return F.softmax(weights, dim=-1, dtype=at_least_fp32(weights.dtype)).to(weights.dtype)
+def sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """torch's scaled_dot_product_attention: query [B, H, T, D], keys and values of H or H_kv heads -> [B, T, H, D]."""
+    length, key_length = query.shape[2], keys.shape[2]
+    if mask is None and 1 < length != key_length:
+        mask = causal_mask(length, key_length, query.device)  # SDPA's own counts the queries from the first key
+    causal, grouped = mask is None and length > 1, query.shape[1] != keys.shape[1]
+    out = F.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=scaling, is_causal=causal, enable_gqa=grouped
+    )  # [B, H, T, D]
+    return (out if mask is None else zero_dead_rows(out, mask)).transpose(1, 2)  # [B, T, H, D]
 
 
 def repeat_kv_literal(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
@@ -61,7 +72,7 @@ def repeat_kv_literal(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor 
     Source: integrations/sdpa_attention.py. Without a mask those releases pass `is_causal`, and so does this.
     """
     groups = query.shape[1] // keys.shape[1]
-    return _sdpa(query, repeat_heads(keys, groups), repeat_heads(values, groups), mask, scaling)
+    return sdpa(query, repeat_heads(keys, groups), repeat_heads(values, groups), mask, scaling)
 
 
 def repeat_kv(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
@@ -69,9 +80,8 @@ def repeat_kv(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
 
     Training keeps the literal form, whose gradient sums the repeated heads in another order.
     """
-    if query.device.type != "cpu" or query.requires_grad:
-        return repeat_kv_literal(query, keys, values, mask, scaling)
-    return _sdpa(query, keys, values, mask, scaling)
+    fast = query.device.type == "cpu" and not query.requires_grad
+    return (sdpa if fast else repeat_kv_literal)(query, keys, values, mask, scaling)
 
 
 def packed_gqa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
@@ -83,29 +93,12 @@ def packed_gqa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
     batch, heads, length, head_dim = query.shape
     kv_heads = keys.shape[1]
     if mask is None and kv_heads != heads:
-        return _sdpa(query, keys, values, None, scaling)
+        return sdpa(query, keys, values, None, scaling)
     if length > 1 or mask is None or kv_heads == heads:
         return repeat_kv(query, keys, values, mask, scaling)
     packed = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)  # [B, H_kv, H // H_kv, D]
-    out = _sdpa(packed, keys, values, mask, scaling)  # [B, H // H_kv, H_kv, D]
+    out = sdpa(packed, keys, values, mask, scaling)  # [B, H // H_kv, H_kv, D]
     return out.transpose(1, 2).reshape(batch, 1, heads, head_dim)  # [B, 1, H, D]
-
-
-def _sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """[B, H, T, D] and [B, H or H_kv, S, D] twice -> [B, T, H, D]."""
-    length, key_length = query.shape[2], keys.shape[2]
-    if mask is None and 1 < length != key_length:
-        mask = causal_mask(length, key_length, query.device)  # SDPA's own counts the queries from the first key
-    out = F.scaled_dot_product_attention(
-        query,
-        keys,
-        values,
-        attn_mask=mask,
-        scale=scaling,
-        is_causal=mask is None and length > 1,
-        enable_gqa=query.shape[1] != keys.shape[1],
-    )  # [B, H, T, D]
-    return (out if mask is None else zero_dead_rows(out, mask)).transpose(1, 2)
 
 
 def sdpa_fp32(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
@@ -114,25 +107,8 @@ def sdpa_fp32(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
     Queries, keys and values are still rounded to the model dtype before, and K/V is stored in it. FP64 stays FP64.
     """
     wide = at_least_fp32(query.dtype)
-    out = repeat_kv(query.to(wide), keys.to(wide), values.to(wide), mask, scaling)
-    # the output projection sees the model dtype
-    return out.to(query.dtype)
-
-
-def eager_softmax_model_dtype(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
-) -> Tensor:
-    """`eager` with a softmax whose every step rounds to the model dtype: isolates what the FP32 softmax buys.
-
-    torch's own softmax of a BF16 tensor works in FP32 and rounds once, as `eager` does; here the difference, the
-    exponential, the sum and the quotient round one by one. FP32 and FP64 have the same steps as their dtype's softmax.
-    """
-    return _eager(query, keys, values, mask, scaling, _softmax_model_dtype)
-
-
-def _softmax_model_dtype(weights: Tensor) -> Tensor:
-    weights = (weights - weights.amax(dim=-1, keepdim=True)).exp()
-    return weights / weights.sum(dim=-1, keepdim=True)
+    out = repeat_kv(query.to(wide), keys.to(wide), values.to(wide), mask, scaling)  # [B, T, H, D]
+    return out.to(query.dtype)  # the output projection sees the model dtype
 
 
 ATTENTION_KERNELS: dict[str, Attention] = {
@@ -141,5 +117,7 @@ ATTENTION_KERNELS: dict[str, Attention] = {
     "packed_gqa": packed_gqa,
     "blocked": blocked,
     "sdpa_fp32": sdpa_fp32,
-    "eager_softmax_model_dtype": eager_softmax_model_dtype,
+    "eager_softmax_model_dtype": partial(eager, softmax=softmax_model_dtype),  # isolates what the FP32 softmax buys
 }
+# kernels that also take several requests in one call, to the same bits
+SEVERAL_KERNELS: dict[str, SeveralAttention] = {"blocked": blocked_several}

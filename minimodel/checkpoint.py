@@ -45,9 +45,8 @@ class Checkpoint:
         """Returns one line that names and counts the tensors whose values change when read as `dtype`, if there are
         any. Reads those that no model was loaded from, unless the two dtypes rule a change out.
         """
-        for name, entry in self.tensors.items():
-            if (name, dtype) not in self.changed:
-                self.changed[name, dtype] = count_changed(entry, dtype)
+        for name in self.tensors.keys() - {name for name, read_as in self.changed if read_as == dtype}:
+            self.changed[name, dtype] = count_changed(self.tensors[name], dtype)
         found = {name: self.changed[name, dtype] for name in self.tensors if self.changed[name, dtype]}
         if not found:
             return []
@@ -82,11 +81,9 @@ def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
         warnings.append(f"{name} is derived from rope_theta and was not read")
         del tensors[name]
     for name, shape in shapes.items():
-        if name == "lm_head.weight" and name not in tensors and config.tie_word_embeddings:
-            continue
-        if name not in tensors:
+        if name not in tensors and not (name == "lm_head.weight" and config.tie_word_embeddings):
             raise InputError(f"{directory}: expected tensor {name} {list(shape)}, found none")
-        if tensors[name].shape != shape:
+        if name in tensors and tensors[name].shape != shape:
             raise refuse(f"{tensors[name].path}: shape of {name}", str(list(shape)), list(tensors[name].shape))
     if config.tie_word_embeddings and "lm_head.weight" in tensors:
         warnings.append("tie_word_embeddings is true but the file holds lm_head.weight: the file's head is used")
@@ -100,21 +97,23 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor of the decoder under its checkpoint name, in forward order, with its shape."""
     e, i, d = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, e)}
-    for layer in range(config.num_hidden_layers):
-        at = f"model.layers.{layer}."
-        shapes[at + "input_layernorm.weight"] = (e,)
-        for name, width in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
-            shapes[f"{at}self_attn.{name}.weight"] = (width, e)
-            shapes[f"{at}self_attn.{name}.bias"] = (width,)
-        shapes[at + "self_attn.o_proj.weight"] = (e, q)
-        shapes[at + "post_attention_layernorm.weight"] = (e,)
-        shapes[at + "mlp.gate_proj.weight"] = (i, e)
-        shapes[at + "mlp.up_proj.weight"] = (i, e)
-        shapes[at + "mlp.down_proj.weight"] = (e, i)
-    shapes["model.norm.weight"] = (e,)
-    shapes["lm_head.weight"] = (config.vocab_size, e)
-    return shapes
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (e,),
+        "self_attn.q_proj.weight": (q, e),
+        "self_attn.q_proj.bias": (q,),
+        "self_attn.k_proj.weight": (kv, e),
+        "self_attn.k_proj.bias": (kv,),
+        "self_attn.v_proj.weight": (kv, e),
+        "self_attn.v_proj.bias": (kv,),
+        "self_attn.o_proj.weight": (e, q),
+        "post_attention_layernorm.weight": (e,),
+        "mlp.gate_proj.weight": (i, e),
+        "mlp.up_proj.weight": (i, e),
+        "mlp.down_proj.weight": (e, i),
+    }
+    layers = {f"model.layers.{n}.{name}": layer[name] for n in range(config.num_hidden_layers) for name in layer}
+    head = (config.vocab_size, e)
+    return {"model.embed_tokens.weight": head, **layers, "model.norm.weight": (e,), "lm_head.weight": head}
 
 
 def _weights(directory: Path) -> dict[str, TensorEntry]:
@@ -163,11 +162,10 @@ def _role_files(
     if len(entry.shape) != 2 or entry.shape[1] != config.hidden_size:
         raise refuse(f"{table}: shape of weight", f"[rows, {config.hidden_size}]", list(entry.shape))
     raw = read_json_object(contract)
-    tensors["role_embedding.weight"] = entry
     rules = RoleRules.from_contract(raw, str(contract))
-    needed = rules.role_offset + NUM_ROLES
-    if entry.shape[0] < needed:
+    if entry.shape[0] < (needed := rules.role_offset + NUM_ROLES):
         raise refuse(f"{table}: rows", f"at least {needed}: role_offset plus six roles", entry.shape[0])
+    tensors["role_embedding.weight"] = entry
     return raw, rules
 
 

@@ -32,30 +32,23 @@ class ModelConfig:
         """Reads the object of a `config.json`; InputError names the key, what was expected and what was found."""
         _refuse_other_models(raw, where)
         _refuse_sliding_window(raw, where)
-        heads = _size(raw, "num_attention_heads", where)
         # a null, unlike a missing key, is transformers' own spelling of one key/value head per query head
-        shared = "num_key_value_heads" not in raw or raw["num_key_value_heads"] is not None
-        kv_heads = _size(raw, "num_key_value_heads", where) if shared else heads
-        hidden = _size(raw, "hidden_size", where)
+        optional = {"num_key_value_heads": 0, "head_dim": None}
+        derived = [key for key, missing in optional.items() if raw.get(key, missing) is None]
+        size = {key: _size(raw, key, where) for key in LARGEST if key not in derived}
+        heads, hidden = size["num_attention_heads"], size["hidden_size"]
+        kv_heads = size.setdefault("num_key_value_heads", heads)
         if heads % kv_heads:
             raise refuse(f"{where}: num_attention_heads", f"a multiple of num_key_value_heads {kv_heads}", heads)
-        if raw.get("head_dim") is None and hidden % heads:
+        if "head_dim" not in size and hidden % heads:
             raise refuse(f"{where}: hidden_size", f"a multiple of num_attention_heads {heads}", hidden)
-        head_dim = hidden // heads if raw.get("head_dim") is None else _size(raw, "head_dim", where)
-        if head_dim % 2:
-            raise refuse(f"{where}: head_dim", "an even number, as rotary halves need", head_dim)
+        if size.setdefault("head_dim", hidden // heads) % 2:
+            raise refuse(f"{where}: head_dim", "an even number, as rotary halves need", size["head_dim"])
         return cls(
-            vocab_size=_size(raw, "vocab_size", where),
-            hidden_size=hidden,
-            intermediate_size=_size(raw, "intermediate_size", where),
-            num_hidden_layers=_size(raw, "num_hidden_layers", where),
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
+            **size,
             rms_norm_eps=_positive(raw.get("rms_norm_eps"), f"{where}: rms_norm_eps"),
             rope_theta=_rope_theta(raw, where),
-            max_position_embeddings=_size(raw, "max_position_embeddings", where),
-            tie_word_embeddings=_flag(raw, "tie_word_embeddings", False, where),
+            tie_word_embeddings=_flag(raw, "tie_word_embeddings", where),
         )
 
 
@@ -68,6 +61,12 @@ LARGEST = {  # far above any Qwen2.5; a hostile config is refused before anythin
     "num_key_value_heads": 1 << 10,
     "head_dim": 1 << 10,
     "max_position_embeddings": 1 << 24,
+}
+IMPLEMENTED: dict[str, tuple[str, tuple[Any, ...]]] = {  # key -> what is expected of it, and the values that say so
+    "model_type": ("'qwen2'", (None, "qwen2")),
+    "architectures": ("['Qwen2ForCausalLM']", (None, ["Qwen2ForCausalLM"])),
+    "hidden_act": ("'silu'", ("silu",)),
+    "quantization_config": ("none: quantized weights are not implemented", (None, {})),
 }
 
 
@@ -85,79 +84,61 @@ def _positive(value: Any, where: str) -> float:
     return float(value)
 
 
-def _flag(raw: dict[str, Any], key: str, default: bool, where: str) -> bool:
-    value = default if raw.get(key) is None else raw[key]  # transformers writes null for "not set"
+def _flag(raw: dict[str, Any], key: str, where: str) -> bool:
+    value = False if raw.get(key) is None else raw[key]  # transformers writes null for "not set"
     if type(value) is not bool:
         raise refuse(f"{where}: {key}", "true or false", value)
     return value
 
 
 def _refuse_other_models(raw: dict[str, Any], where: str) -> None:
-    model_type, architectures = raw.get("model_type"), raw.get("architectures")
-    if model_type is None and architectures is None:
+    if raw.get("model_type") is None and raw.get("architectures") is None:
         raise refuse(f"{where}: model_type", "'qwen2'", None)
-    if model_type not in (None, "qwen2"):
-        raise refuse(f"{where}: model_type", "'qwen2'", model_type)
-    if architectures not in (None, ["Qwen2ForCausalLM"]):
-        raise refuse(f"{where}: architectures", "['Qwen2ForCausalLM']", architectures)
-    if raw.get("hidden_act", "silu") != "silu":
-        raise refuse(f"{where}: hidden_act", "'silu'", raw["hidden_act"])
-    if raw.get("quantization_config") not in (None, {}):
-        raise refuse(
-            f"{where}: quantization_config", "none: quantized weights are not implemented", raw["quantization_config"]
-        )
+    for key, (expected, accepted) in IMPLEMENTED.items():
+        if key in raw and raw[key] not in accepted:
+            raise refuse(f"{where}: {key}", expected, raw[key])
 
 
 def _refuse_sliding_window(raw: dict[str, Any], where: str) -> None:
     """A window counts only when it is switched on and some layer slides; the bare number `sliding_window` does not."""
-    layer_types = raw.get("layer_types")
-    if layer_types is not None and (
-        not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
-    ):
-        raise refuse(f"{where}: layer_types", "only 'full_attention': sliding windows are not implemented", layer_types)
-    if layer_types is not None and len(layer_types) != raw.get("num_hidden_layers"):
-        expected = f"one entry for each of num_hidden_layers {raw.get('num_hidden_layers')!r:.40}"
-        raise InputError(f"{where}: layer_types: expected {expected}, found {len(layer_types)}")
-    switched_on = _flag(raw, "use_sliding_window", False, where) and raw.get("sliding_window", 4096) is not None
-    if not switched_on or layer_types is not None:
-        return
-    first = raw.get("max_window_layers", 28)  # transformers' default; layers from this one on slide
-    layers = raw.get("num_hidden_layers")
-    if type(first) is not int or type(layers) is not int or first < layers:
-        raise refuse(
-            f"{where}: use_sliding_window",
-            "false: sliding windows are not implemented",
-            f"true with max_window_layers {first} of {layers} layers",
-        )
+    kinds, layers = raw.get("layer_types"), raw.get("num_hidden_layers")
+    switched_on = _flag(raw, "use_sliding_window", where) and raw.get("sliding_window", 4096) is not None
+    if kinds is not None:
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+            raise refuse(f"{where}: layer_types", "only 'full_attention': sliding windows are not implemented", kinds)
+        if len(kinds) != layers:
+            expected = f"one entry for each of num_hidden_layers {layers!r:.40}"
+            raise InputError(f"{where}: layer_types: expected {expected}, found {len(kinds)}")
+    elif switched_on:
+        first = raw.get("max_window_layers", 28)  # transformers' default; layers from this one on slide
+        if type(first) is not int or type(layers) is not int or first < layers:
+            found = f"true with max_window_layers {first} of {layers} layers"
+            raise refuse(f"{where}: use_sliding_window", "false: sliding windows are not implemented", found)
 
 
 def _rope_theta(raw: dict[str, Any], where: str) -> float:
     """transformers 4 writes `rope_theta`, 5 writes `rope_parameters.rope_theta`; both must agree where both stand."""
-    scaling = raw.get("rope_scaling")
-    if scaling is not None:
-        _refuse_scaled(scaling, f"{where}: rope_scaling")
-    parameters = raw.get("rope_parameters")
-    if parameters is not None:
-        _refuse_scaled(parameters, f"{where}: rope_parameters")
-    spellings = {
-        "rope_theta": raw.get("rope_theta"),
-        "rope_parameters.rope_theta": None if parameters is None else parameters.get("rope_theta"),
-        "rope_scaling.rope_theta": None if scaling is None else scaling.get("rope_theta"),
-    }
+    spellings = {"rope_theta": raw.get("rope_theta")}
+    for name in ("rope_scaling", "rope_parameters"):
+        parameters = raw.get(name)
+        if parameters is not None:
+            _refuse_scaled(parameters, f"{where}: {name}")
+            spellings[f"{name}.rope_theta"] = parameters.get("rope_theta")
     found = {key: _positive(value, f"{where}: {key}") for key, value in spellings.items() if value is not None}
     if not found:
         raise InputError(f"{where}: expected rope_theta or rope_parameters.rope_theta, found neither")
     if len(set(found.values())) > 1:
         raise InputError(f"{where}: expected one RoPE base, found " + ", ".join(f"{k} {v}" for k, v in found.items()))
-    return next(iter(found.values()))
+    return found.popitem()[1]
 
 
 def _refuse_scaled(parameters: Any, where: str) -> None:
     if not isinstance(parameters, dict):
         raise refuse(where, "an object", parameters)
     for key, value in parameters.items():
-        if key in ("rope_type", "type"):
-            if value not in ("default", None):
-                raise refuse(f"{where}.{key}", "'default': RoPE scaling is not implemented", value)
-        elif key != "rope_theta" and not (key == "partial_rotary_factor" and value in (1, 1.0, None)):
+        if key in ("rope_type", "type") and value not in ("default", None):
+            raise refuse(f"{where}.{key}", "'default': RoPE scaling is not implemented", value)
+        if key not in ("rope_type", "type", "rope_theta") and not (
+            key == "partial_rotary_factor" and value in (1, None)
+        ):
             raise refuse(f"{where}.{key}", "no such key: RoPE scaling is not implemented", value)

@@ -13,30 +13,25 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimodel.attention import ATTENTION_KERNELS
+from minimodel.attention import ATTENTION_KERNELS, SeveralAttention
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError
 from minimodel.layers import SILU_KERNELS, RotaryTables, rms_norm, rotate
 from minimodel.linear import LINEAR_KERNELS, Joint, Linear, joint_of, linear_of
 from minimodel.numerics import NumericContract
-from minimodel.placement import Borders
 from minimodel.roles import NUM_ROLES, RoleRules, causal_mask, check_ids, check_mask
 
 Observe = Callable[[str, Tensor], None]
 Record = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], None]  # input_ids, roles, position_ids, mask
+Note = Callable[[str, Tensor], Tensor]  # shows a named step to `observe` and returns its tensor
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query, new keys and values -> [B, T, H, D]
 
 
 class Cache(Protocol):
-    """What the decoder needs of a cache."""
+    """What the decoder needs of a cache. `append`: a layer's new [B, H_kv, T, D] twice -> all [B, H_kv, S, D]."""
 
-    def __len__(self) -> int:
-        """Tokens held."""
-        ...
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """keys, values [B, H_kv, T, D] -> all of this layer's so far, [B, H_kv, S, D] each."""
-        ...
+    def __len__(self) -> int: ...
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -54,12 +49,12 @@ class Layer:
     def of(cls, weights: Mapping[str, Tensor], name: str, kernel: str) -> "Layer":
         """Takes the weights of one layer by their names in the checkpoint; `name` ends with a dot."""
         return cls(
-            input_layernorm=weights[name + "input_layernorm.weight"],
-            qkv_proj=joint_of(kernel, weights, [f"{name}self_attn.{x}_proj" for x in "qkv"]),
-            o_proj=linear_of(kernel, weights, name + "self_attn.o_proj"),
-            post_attention_layernorm=weights[name + "post_attention_layernorm.weight"],
-            gate_up_proj=joint_of(kernel, weights, [name + "mlp.gate_proj", name + "mlp.up_proj"]),
-            down_proj=linear_of(kernel, weights, name + "mlp.down_proj"),
+            weights[name + "input_layernorm.weight"],
+            joint_of(kernel, weights, *(f"{name}self_attn.{x}_proj" for x in "qkv")),
+            linear_of(kernel, weights, name + "self_attn.o_proj"),
+            weights[name + "post_attention_layernorm.weight"],
+            joint_of(kernel, weights, name + "mlp.gate_proj", name + "mlp.up_proj"),
+            linear_of(kernel, weights, name + "mlp.down_proj"),
         )
 
 
@@ -71,6 +66,8 @@ class Decoder:
     `lm_head.weight` the head is tied to the embedding. The `plain` kernel copies nothing: parameters that require
     gradients train. Each layer runs on the device of its weights.
     """
+
+    attend_several: SeveralAttention | None = None  # of several requests in one call (see `decode.together`)
 
     def __init__(
         self,
@@ -92,10 +89,8 @@ class Decoder:
         names = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
         self.layers = tuple(Layer.of(weights, name, numeric.linear) for name in names)
         self.places = tuple(layer.input_layernorm.device for layer in self.layers)
-        self.borders = Borders(self.embed_tokens.device, self.places)
-        self.rotary = RotaryTables(
-            config.head_dim, config.rope_theta, self.embed_tokens.dtype, self.embed_tokens.device
-        )
+        device = self.embed_tokens.device
+        self.rotary = RotaryTables(config.head_dim, config.rope_theta, self.embed_tokens.dtype, device)
 
     def __call__(
         self,
@@ -116,7 +111,6 @@ class Decoder:
         """
         if record is not None:
             record(input_ids, roles, position_ids, mask)
-        note = observe or unobserved
         batch, length = input_ids.shape  # B, T
         key_length = length + (0 if cache is None else len(cache))  # S
         check_mask(mask, batch, length, key_length)
@@ -129,10 +123,10 @@ class Decoder:
                 keys, values = cache.append(layer, keys, values)  # [B, H_kv, S, D]
             return self.attend(query, keys, values, None if mask is None else mask.to(query.device), self.scaling)
 
-        hidden_states = self.embed(input_ids, roles)  # [B, T, E]
-        note("embed", hidden_states)
+        note = noting(observe)
+        hidden_states = note("embed", self.embed(input_ids, roles))  # [B, T, E]
         cos, signed_sin = self.rotary.at(position_ids, max(key_length, last + 1))  # [B, T, 1, D]
-        return self.through_layers(hidden_states, cos, signed_sin, attend, note)
+        return self.through_layers(hidden_states, cos, signed_sin, attend, note)  # [B, T, E]
 
     def embed(self, input_ids: Tensor, roles: Tensor | None) -> Tensor:
         """embed_tokens[token] + role_embedding[offset + role], the sum in the model dtype: [B, T] -> [B, T, E]."""
@@ -147,66 +141,61 @@ class Decoder:
         return hidden_states + F.embedding(roles + self.rules.role_offset, self.role_embedding)  # [B, T, E]
 
     def through_layers(
-        self, hidden_states: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, note: Observe
+        self, hidden_states: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, note: Note
     ) -> Tensor:
         """Runs all layers and the final norm, [B, T, E] -> [B, T, E]. `attend` holds the caches and the masks."""
-        for i, layer in enumerate(self.layers):
-            name, eps = f"layers.{i}.", self.config.rms_norm_eps
-            hidden_states, cos, signed_sin = self.borders.cross(i, hidden_states, cos, signed_sin)
-            normed = rms_norm(hidden_states, layer.input_layernorm, eps)  # [B, T, E]
-            note(name + "input_layernorm", normed)
-            hidden_states = hidden_states + self.self_attn(i, layer, normed, cos, signed_sin, attend, note)  # [B, T, E]
-            note(name + "attention_residual", hidden_states)
+        eps = self.config.rms_norm_eps
+        for i, (layer, place) in enumerate(zip(self.layers, self.places)):
+            name = f"layers.{i}."
+            hidden_states, cos, signed_sin = (x.to(place) for x in (hidden_states, cos, signed_sin))  # changes no bit
+            normed = note(name + "input_layernorm", rms_norm(hidden_states, layer.input_layernorm, eps))  # [B, T, E]
+            attn_output = self.self_attn(i, layer, normed, cos, signed_sin, attend, note)  # [B, T, E]
+            hidden_states = note(name + "attention_residual", hidden_states + attn_output)  # [B, T, E]
             normed = rms_norm(hidden_states, layer.post_attention_layernorm, eps)  # [B, T, E]
             note(name + "post_attention_layernorm", normed)
-            hidden_states = hidden_states + self.mlp(i, layer, normed, note)  # [B, T, E]
-            note(name + "mlp_residual", hidden_states)
-        hidden_states = rms_norm(hidden_states, self.norm, self.config.rms_norm_eps)  # [B, T, E]
-        note("norm", hidden_states)
-        return hidden_states
+            down = self.mlp(layer, normed, name + "mlp.", note)  # [B, T, E]
+            hidden_states = note(name + "mlp_residual", hidden_states + down)  # [B, T, E]
+        return note("norm", rms_norm(hidden_states, self.norm, eps))  # [B, T, E]
 
     def self_attn(
-        self, i: int, layer: Layer, normed: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, note: Observe
+        self, i: int, layer: Layer, normed: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, note: Note
     ) -> Tensor:
         """Grouped-query attention with biased q, k, v and an unbiased o: [B, T, E] -> [B, T, E]."""
         batch, length, _ = normed.shape
-        heads = (batch, length, -1, self.config.head_dim)
-        name = f"layers.{i}.self_attn."
+        heads, name = (batch, length, -1, self.config.head_dim), f"layers.{i}.self_attn."
         query, keys, values = layer.qkv_proj(normed)  # [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D]
         note(name + "q_proj", query)
         note(name + "k_proj", keys)
         note(name + "v_proj", values)
-        query = rotate(query.view(heads), cos, signed_sin).transpose(1, 2)  # [B, H, T, D]
-        keys = rotate(keys.view(heads), cos, signed_sin).transpose(1, 2)  # [B, H_kv, T, D]
+        query = note(name + "q_rotary", rotate(query.view(heads), cos, signed_sin).transpose(1, 2))  # [B, H, T, D]
+        keys = note(name + "k_rotary", rotate(keys.view(heads), cos, signed_sin).transpose(1, 2))  # [B, H_kv, T, D]
         values = values.view(heads).transpose(1, 2)  # [B, H_kv, T, D]
-        note(name + "q_rotary", query)
-        note(name + "k_rotary", keys)
-        out = attend(i, query, keys, values).reshape(batch, length, -1)  # [B, T, H, D] -> [B, T, H*D]
-        note(name + "attention", out)
-        out = layer.o_proj(out)  # [B, T, E]
-        note(name + "o_proj", out)
-        return out
+        attn_output = attend(i, query, keys, values).reshape(batch, length, -1)  # [B, T, H, D] -> [B, T, H*D]
+        note(name + "attention", attn_output)
+        return note(name + "o_proj", layer.o_proj(attn_output))  # [B, T, E]
 
-    def mlp(self, i: int, layer: Layer, normed: Tensor, note: Observe) -> Tensor:
+    def mlp(self, layer: Layer, normed: Tensor, name: str, note: Note) -> Tensor:
         """SwiGLU, [B, T, E] -> [B, T, E]: down(silu(gate(x)) * up(x)); silu and product each round to the dtype."""
-        name = f"layers.{i}.mlp."
         gate, up = layer.gate_up_proj(normed)  # [B, T, I]
         note(name + "gate_proj", gate)
         note(name + "up_proj", up)
-        product = self.silu(gate) * up  # [B, T, I]
-        note(name + "product", product)
-        down = layer.down_proj(product)  # [B, T, E]
-        note(name + "down_proj", down)
-        return down
+        product = note(name + "product", self.silu(gate) * up)  # [B, T, I]
+        return note(name + "down_proj", layer.down_proj(product))  # [B, T, E]
 
     def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:
         """[B, T, E] -> [B, T, V] in the model dtype, whose rounding argmax sees, on the embedding's device."""
         # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but makes it one
         # product of B rows where parameters require gradients, as transformers' do; in FP32 the two differ in bits
         logits = self.lm_head(hidden_states.contiguous()).to(self.embed_tokens.device)  # [B, T, V]
-        (observe or unobserved)("logits", logits)
-        return logits
+        return noting(observe)("logits", logits)
 
 
-def unobserved(name: str, tensor: Tensor) -> None:
-    """The default observer: does nothing."""
+def noting(observe: Observe | None) -> Note:
+    """Returns a function that shows a step to `observe`, if there is one, and returns the step's tensor."""
+
+    def note(name: str, tensor: Tensor) -> Tensor:
+        if observe is not None:
+            observe(name, tensor)
+        return tensor
+
+    return note

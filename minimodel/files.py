@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,33 +30,23 @@ def inside(directory: Path, name: str) -> Path:
     A link may lead to a neighbour, and from a snapshot of the Hugging Face cache to the blobs of the same model, where
     the cache keeps every file: models--ORG--NAME/snapshots/REVISION/NAME -> ../../blobs/DIGEST.
     """
-    if not isinstance(name, str) or not _plain(name):
+    # not printable: a line break or a terminal's control sequence, which would travel into messages, and a lone
+    # surrogate, which JSON can hold and which has no encoding
+    plain = isinstance(name, str) and name.isprintable() and not {"/", "\\"} & set(name) and name not in (".", "..")
+    if not plain or not 0 < len(name.encode("utf-8")) <= MAX_NAME_BYTES:
         raise InputError(f"{directory}: expected a plain file name, found {str(name)[:120]!r}")
     path = directory / name
     try:
-        resolved = path.resolve(strict=False)
-        home = directory.resolve(strict=False)
+        resolved, home = path.resolve(strict=False), directory.resolve(strict=False)
     except (OSError, RuntimeError) as error:  # a loop of links
         raise InputError(f"{path}: cannot be resolved ({error})") from None
-    if resolved.parent != home and not (home.parent.name == "snapshots" and resolved.parent == _blobs(home)):
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if resolved.parent not in (home, blobs):
         raise InputError(
             f"{path}: expected a file inside its directory, found a link to {resolved}; "
             "a copy without links comes from: hf download REPOSITORY --local-dir DIR"
         )
     return path
-
-
-def _blobs(snapshot: Path) -> Path:
-    return snapshot.parent.parent / "blobs"
-
-
-def _plain(name: str) -> bool:
-    try:
-        length = len(name.encode("utf-8"))  # a lone surrogate, which JSON can hold, has no encoding
-    except UnicodeEncodeError:
-        return False
-    printable = name.isprintable()  # a line break or a terminal's control sequence would travel into messages
-    return 0 < length <= MAX_NAME_BYTES and printable and not set(name) & {"/", "\\"} and name not in (".", "..")
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
@@ -79,15 +70,12 @@ def require_plain_file(path: Path) -> None:
         raise InputError(f"{path}: expected a file, found {found}")
 
 
-def identity(path: Path) -> Identity | None:
-    """Returns what changes whenever the file changes; None where there is no file."""
+def identity(path: Path | int) -> Identity | None:
+    """Returns what changes whenever the file (or open descriptor) changes; None where there is no file."""
     try:
-        return _identity(os.stat(path))
+        found = os.stat(path)
     except (OSError, ValueError):  # ValueError: a name with a zero byte or a lone surrogate
         return None
-
-
-def _identity(found: os.stat_result) -> Identity:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
@@ -101,7 +89,7 @@ def sha256_of(path: Path) -> str:
     """Returns the hex SHA-256 of a file. InputError when it cannot be read, or changes while it is read."""
     try:
         with open(path, "rb") as file:
-            before = _identity(os.fstat(file.fileno()))
+            before = identity(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
@@ -109,12 +97,11 @@ def sha256_of(path: Path) -> str:
     return digest
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"the key {key[:80]!r} appears twice")
-        result[key] = value
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key[:80]!r} appears twice")
     return result
 
 
@@ -125,12 +112,8 @@ def _no_constant(name: str) -> Any:
 def parse_json(data: bytes, where: object, parse_float: Callable[[str], Any] = float) -> Any:
     """Parses strict JSON: UTF-8, no duplicate keys, no NaN or Infinity. InputError names the place."""
     try:
-        return json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_no_duplicates,
-            parse_constant=_no_constant,
-            parse_float=parse_float,
-        )
+        text = data.decode("utf-8")
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=parse_float)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: expected JSON, found {' '.join(str(error).split())[:160]}") from None
 

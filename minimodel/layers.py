@@ -1,4 +1,4 @@
-"""RMSNorm, rotary position embedding and SiLU: each plain form first, then a faster form with the same bits."""
+"""RMSNorm, rotary position embedding and SiLU: each plain form, then the faster form with the same bits."""
 
 from collections.abc import Callable
 
@@ -22,6 +22,16 @@ def rms_norm_literal(hidden_states: Tensor, weight: Tensor, eps: float) -> Tenso
     normalised = wide * torch.rsqrt(variance + eps)  # [B, T, E]
     # the weight product sees the model dtype, so the weight multiplies a rounded value
     return weight * normalised.to(hidden_states.dtype)  # [B, T, E]
+
+
+def rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns `rms_norm_literal`'s bits: on the CPU torch's `rms_norm` without a weight takes its steps in one call.
+
+    On an accelerator torch's has another order of sums, and in training another gradient: the literal steps run.
+    """
+    if hidden_states.device.type != "cpu" or hidden_states.requires_grad:
+        return rms_norm_literal(hidden_states, weight, eps)
+    return weight * F.rms_norm(hidden_states, hidden_states.shape[-1:], None, eps)  # [B, T, E]
 
 
 def rotary_table(length: int, head_dim: int, rope_theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -51,25 +61,8 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos) + (rotate_half(x) * sin)
 
 
-# Below: forms that the decoder calls instead, with the same bits as those above.
-
-
-def rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns `rms_norm_literal`'s bits from one call instead of seven.
-
-    On the CPU, torch's `rms_norm` without a weight takes the same steps in the same order. On an accelerator it is one
-    fused kernel with another order of sums, and in training its gradient differs: both take the literal steps.
-    """
-    if hidden_states.device.type != "cpu" or hidden_states.requires_grad:
-        return rms_norm_literal(hidden_states, weight, eps)
-    return weight * F.rms_norm(hidden_states, hidden_states.shape[-1:], None, eps)  # [B, T, E]
-
-
 def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Returns `apply_rotary`'s bits from four operations instead of seven.
-
-    (-a) * b and a * (-b) round to the same bits. signed_sin is `sign_first_half(sin)`. Rolling by D/2 swaps the halves.
-    """
+    """Returns `apply_rotary`'s bits: (-a) * b and a * (-b) round to one value, and rolling by D/2 swaps the halves."""
     return (x * cos) + (torch.roll(x, x.shape[-1] // 2, dims=-1) * signed_sin)
 
 
@@ -83,8 +76,7 @@ class RotaryTables:
     """cos and signed sin of one model, computed once and grown by doubling."""
 
     def __init__(self, head_dim: int, rope_theta: float, dtype: torch.dtype, device: torch.device) -> None:
-        self._head_dim, self._rope_theta, self._dtype, self._device = head_dim, rope_theta, dtype, device
-        self._length = 0
+        self._shape, self._device, self._length = (head_dim, rope_theta, dtype), device, 0
         self._cos = self._sin = torch.empty(0)  # [length, 1, D]
 
     def at(self, position_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -92,7 +84,7 @@ class RotaryTables:
         if length > self._length:
             self._length = max(FIRST_LENGTH, 1 << (length - 1).bit_length())
             # always computed on the CPU, so that every device rotates by the same table
-            cos, sin = rotary_table(self._length, self._head_dim, self._rope_theta, self._dtype)
+            cos, sin = rotary_table(self._length, *self._shape)
             self._cos, self._sin = cos[:, None].to(self._device), sign_first_half(sin)[:, None].to(self._device)
         return self._cos[position_ids], self._sin[position_ids]
 
@@ -103,10 +95,8 @@ def silu_in_steps(x: Tensor) -> Tensor:
     torch's FP32 and FP64 SiLU on the CPU uses a vectorised exp for full SIMD lanes and a scalar exp for the tail of
     each thread's share. In BF16 and FP16 both give the same bits for all 65,536 values, as a test checks.
     """
-    if x.dtype in (torch.bfloat16, torch.float16):
-        return F.silu(x)
-    return x / (1 + torch.exp(-x))
+    return F.silu(x) if x.dtype in (torch.bfloat16, torch.float16) else x / (1 + torch.exp(-x))
 
 
-Silu = Callable[[Tensor], Tensor]
-SILU_KERNELS: dict[str, Silu] = {"plain": F.silu, "packed": F.silu, "tiled": silu_in_steps}  # by linear kernel
+# by linear kernel
+SILU_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {"plain": F.silu, "packed": F.silu, "tiled": silu_in_steps}

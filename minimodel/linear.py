@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minimodel.invariant.linear import tiled
-from minimodel.packed import OneByOne, Part, packed, packed_together
+from minimodel.packed import packed, packed_maps
 
 Linear = Callable[[Tensor], Tensor]  # [..., in] -> [..., out]
 Joint = Callable[[Tensor], Sequence[Tensor]]  # several maps of one input
+Part = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,16 @@ class Plain:
         return F.linear(x, self.weight, self.bias)
 
 
+@dataclass(frozen=True)
+class OneByOne:
+    """Each of several maps on the same input."""
+
+    maps: Sequence[Linear]
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        return [each(x) for each in self.maps]
+
+
 LINEAR_KERNELS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
     "plain": Plain,
     "packed": packed,
@@ -32,13 +43,12 @@ LINEAR_KERNELS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
 
 
 def together(kernel: str, parts: Sequence[Part]) -> Joint:
-    """Returns several maps of one input as one function: one product where the kernel is `packed`, one each otherwise.
+    """Returns several maps of one input as one function: one product where they can be packed, one each otherwise.
 
     In BF16 and FP16 each map keeps the bits it has alone. FP32 `packed` matches no other kernel bit for bit.
     """
-    if kernel == "packed":
-        return packed_together(parts)
-    return OneByOne([LINEAR_KERNELS[kernel](weight, bias) for weight, bias in parts])
+    joined = packed_maps(parts) if kernel == "packed" else None
+    return joined or OneByOne([LINEAR_KERNELS[kernel](weight, bias) for weight, bias in parts])
 
 
 def linear_of(kernel: str, weights: Mapping[str, Tensor], name: str) -> Linear:
@@ -46,6 +56,6 @@ def linear_of(kernel: str, weights: Mapping[str, Tensor], name: str) -> Linear:
     return LINEAR_KERNELS[kernel](weights[name + ".weight"], weights.get(name + ".bias"))
 
 
-def joint_of(kernel: str, weights: Mapping[str, Tensor], names: Sequence[str]) -> Joint:
+def joint_of(kernel: str, weights: Mapping[str, Tensor], *names: str) -> Joint:
     """Returns several modules of a checkpoint that read one input (see `together`)."""
     return together(kernel, [(weights[name + ".weight"], weights.get(name + ".bias")) for name in names])

@@ -1,7 +1,7 @@
-"""From a checkpoint directory to a running decoder."""
+"""From a checkpoint directory to a running decoder: each part's device, and reading tensors straight into place."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,10 +10,9 @@ from torch import Tensor
 from minimodel.bits import all_finite
 from minimodel.checkpoint import Checkpoint, open_checkpoint
 from minimodel.decoder import Decoder
-from minimodel.errors import InputError
-from minimodel.numerics import KERNELS, NumericContract
-from minimodel.placement import place_of, placement
-from minimodel.safetensors_file import TensorEntry, read_into
+from minimodel.errors import InputError, refuse
+from minimodel.numerics import NumericContract
+from minimodel.safetensors_file import read_into
 from minimodel.selfcheck import require_invariant, require_usable
 
 
@@ -38,27 +37,49 @@ def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
     """Reads the tensors of an opened checkpoint. InputError names a tensor that holds NaN or infinity, or a file that
     changed since it was opened.
     """
-    if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
+    if numeric.invariant:
         require_invariant(numeric, checkpoint.config)
     decoder = Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, checkpoint.rules)
     checkpoint.require_unchanged()
     return decoder
 
 
+def placement(device: str, layers: int) -> list[torch.device]:
+    """Returns each layer's device: consecutive layers in order over the devices, as evenly as possible.
+
+    The embedding lies with the first layer; final norm and head with the last. InputError for more devices than layers.
+    """
+    devices = [torch.device(name) for name in device.split(",")]
+    if len(devices) > layers:
+        raise refuse("devices", f"at most one for each of {layers} layers", device)
+    return [devices[layer * len(devices) // layers] for layer in range(layers)]
+
+
+def place_of(name: str, places: Sequence[torch.device]) -> torch.device:
+    """Returns the device of a tensor of the checkpoint by its name; `places` are the layers' devices."""
+    if name.startswith("model.layers."):
+        return places[int(name.split(".")[2])]
+    return places[-1] if name in ("model.norm.weight", "lm_head.weight") else places[0]
+
+
 class _Reader(Mapping[str, Tensor]):
     """Weights by name, each read on access and not kept: one that a kernel packs is freed before the next is read."""
 
     def __init__(self, checkpoint: Checkpoint, numeric: NumericContract) -> None:
-        self._entries, self._dtype = checkpoint.tensors, numeric.torch_dtype
-        self._changed = checkpoint.changed
+        self._entries, self._dtype, self._changed = checkpoint.tensors, numeric.torch_dtype, checkpoint.changed
         self._places = placement(numeric.device, checkpoint.config.num_hidden_layers)
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]
-        weight = _allocated(entry, self._dtype, place_of(name, self._places))
+        where = f"{entry.path}: tensor {entry.name}"
+        try:
+            weight = torch.empty(entry.shape, dtype=self._dtype, device=place_of(name, self._places))
+        except RuntimeError:  # torch's name for an allocation that failed; a sparse file can claim any size
+            size = math.prod(entry.shape) * self._dtype.itemsize
+            raise InputError(f"{where}: expected {size} bytes of free memory, found less") from None
         self._changed[name, self._dtype] = read_into(entry, weight)
         if not all_finite(weight):
-            raise InputError(f"{entry.path}: tensor {entry.name}: expected finite values, found NaN or infinity")
+            raise InputError(f"{where}: expected finite values, found NaN or infinity")
         return weight
 
     def __iter__(self) -> Iterator[str]:
@@ -66,14 +87,3 @@ class _Reader(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-
-def _allocated(entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocates one tensor in the model dtype; a sparse file can claim more memory than any machine has."""
-    try:
-        return torch.empty(entry.shape, dtype=dtype, device=device)
-    except RuntimeError:  # torch's name for an allocation that failed, on any device
-        size = math.prod(entry.shape) * dtype.itemsize
-        raise InputError(
-            f"{entry.path}: tensor {entry.name}: expected {size} bytes of free memory, found less"
-        ) from None

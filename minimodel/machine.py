@@ -37,6 +37,7 @@ VARIABLES = (
 
 def machine_record() -> dict[str, str]:
     """Returns the machine and this process's libraries as flat text; environment variables stand under their names."""
+    builds = [line.strip(" -") for line in torch.__config__.show().splitlines()]
     return {
         "python": platform.python_version(),
         "platform": platform.system(),
@@ -46,7 +47,7 @@ def machine_record() -> dict[str, str]:
         "torch_commit": str(torch.version.git_version),
         **{name: _version(name) for name in LIBRARIES},
         **_cpu(),
-        **_builds(),
+        **{key: next((line for line in builds if word in line), "none") for key, word in BUILDS.items()},
         "openmp_loaded": _openmp_libraries() or "unknown",
         **_accelerator(),
         **variables(),
@@ -104,28 +105,18 @@ def _cpu() -> dict[str, str]:
     }
 
 
-def _builds() -> dict[str, str]:
-    lines = [line.strip(" -") for line in torch.__config__.show().splitlines()]
-    return {key: next((line for line in lines if word in line), "none") for key, word in BUILDS.items()}
-
-
 def _accelerator() -> dict[str, str]:
     if not torch.cuda.is_available():
         return {"accelerator": "none"}
     major, minor = torch.cuda.get_device_capability(0)
-    driver = next(iter(_lines(PROC / "driver" / "nvidia" / "version")), "unknown")
-    wheels = {}
-    for one in distributions():
-        name = str(one.metadata["Name"]).lower()
-        if name.startswith(CUDA_PARTS):
-            wheels[name] = one.version
+    wheels = {str(one.metadata["Name"]).lower(): one.version for one in distributions()}
     return {
         "accelerator": torch.cuda.get_device_name(0),
         "compute_capability": f"{major}.{minor}",
-        "cuda_driver": driver,
+        "cuda_driver": next(iter(_lines(PROC / "driver" / "nvidia" / "version")), "unknown"),
         "cuda_runtime": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),
-        **dict(sorted(wheels.items())),
+        **{name: wheels[name] for name in sorted(wheels) if name.startswith(CUDA_PARTS)},
     }
 
 

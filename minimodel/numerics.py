@@ -1,7 +1,7 @@
 """The numeric contract: everything that may change a bit, chosen explicitly, put in force, and recorded."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
 from functools import partial, reduce
 from typing import Any
 
@@ -19,6 +19,9 @@ KERNELS = {  # the short form: attention kernel, linear kernel
     "invariant": ("blocked", "tiled"),
 }
 DEFAULT_THREADS = 2
+SDPA_KERNELS = ("flash", "mem_efficient", "math", "cudnn")  # SDPA chooses among these; all on is torch's default
+SETTLED = ("cos", "sin", "exp")  # the MKL vector functions that a decoder pass calls
+Settings = dict[str, Any]  # of the process, under the names that a manifest records
 
 
 @dataclass(frozen=True, init=False)
@@ -42,31 +45,38 @@ class NumericContract:
         reduced_precision: bool = True,
     ) -> None:
         """`attention` and `linear` override their half of `kernels`. InputError for a name that does not exist."""
-        if dtype not in DTYPES:
-            raise refuse("dtype", " or ".join(DTYPES), dtype)
         if type(threads) is not int or not 1 <= threads <= 1024:
             raise refuse("threads", "an integer from 1 to 1024", threads)
-        pair = _named_pair(kernels)
-        pair = (attention or pair[0], linear or pair[1])
-        if pair[0] not in ATTENTION_KERNELS:
-            raise refuse("attention kernel", " or ".join(ATTENTION_KERNELS), pair[0])
-        if pair[1] not in LINEAR_KERNELS:
-            raise refuse("linear kernel", " or ".join(LINEAR_KERNELS), pair[1])
+        if kernels not in KERNELS and "/" not in str(kernels):
+            raise refuse("kernels", f"{' or '.join(KERNELS)} or ATTENTION/LINEAR", kernels)
+        pair = attention or _pair(kernels)[0], linear or _pair(kernels)[1]
+        chosen: dict[str, tuple[str, Collection[str]]] = {
+            "dtype": (dtype, DTYPES),
+            "attention kernel": (pair[0], ATTENTION_KERNELS),
+            "linear kernel": (pair[1], LINEAR_KERNELS),
+        }
+        for what, (name, known) in chosen.items():
+            if name not in known:
+                raise refuse(what, " or ".join(known), name)
         _check_device(device)
         short = next((name for name, parts in KERNELS.items() if parts == pair), "/".join(pair))
-        chosen = {"dtype": dtype, "device": device, "kernels": short, "threads": threads}
-        for field, value in {**chosen, "reduced_precision": reduced_precision}.items():
-            object.__setattr__(self, field, value)
+        for field, value in zip(fields(self), (dtype, device, short, threads, reduced_precision)):
+            object.__setattr__(self, field.name, value)
 
     @property
     def attention(self) -> str:
         """The attention kernel's name, of `minimodel.attention.ATTENTION_KERNELS`."""
-        return _named_pair(self.kernels)[0]
+        return _pair(self.kernels)[0]
 
     @property
     def linear(self) -> str:
         """The linear kernel's name, of `minimodel.linear.LINEAR_KERNELS`."""
-        return _named_pair(self.kernels)[1]
+        return _pair(self.kernels)[1]
+
+    @property
+    def invariant(self) -> bool:
+        """Whether both kernels claim batch invariance."""
+        return self.kernels == "invariant"
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -74,24 +84,26 @@ class NumericContract:
         return DTYPES[self.dtype]
 
     @property
+    def torch_devices(self) -> tuple[torch.device, ...]:
+        """All devices, in the order in which layers are placed over them."""
+        return tuple(torch.device(name) for name in self.device.split(","))
+
+    @property
     def torch_device(self) -> torch.device:
         """Where inputs, masks and logits lie: the first device."""
         return self.torch_devices[0]
 
     @property
-    def torch_devices(self) -> tuple[torch.device, ...]:
-        """All devices, in the order in which layers are placed over them."""
-        return tuple(torch.device(name) for name in self.device.split(","))
-
-    def apply(self) -> None:
-        """Puts the process-wide settings in force, whatever the caller had set."""
-        put_in_force(self.settings)
-
-    @property
-    def settings(self) -> "Settings":
+    def settings(self) -> Settings:
         """The settings of the process under this contract."""
         # the paper's surface leaves cuDNN's TF32 on in BF16 (the decoder calls no cuDNN operation); FP32 has it off
         return wanted(self.threads, self.dtype in ("bf16", "fp16"), self.reduced_precision)
+
+    def apply(self) -> None:
+        """Puts the settings in force. InputError where a region gets other threads: the record would be wrong."""
+        torch.set_num_threads(self.threads)
+        _require_threads(self.threads)
+        put_in_force(self.settings)
 
     def require_in_force(self) -> None:
         """InputError when something changed a setting since `apply`: the bits would no longer be this contract's."""
@@ -102,50 +114,38 @@ class NumericContract:
 
     def record(self) -> dict[str, Any]:
         """Returns what a manifest keeps: the names chosen, and the settings as read back from the process."""
-        return {
-            "dtype": self.dtype,
-            "device": self.device,
-            "attention": self.attention,
-            "linear": self.linear,
-            **in_force(),
-        }
+        chosen = {"dtype": self.dtype, "device": self.device, "attention": self.attention, "linear": self.linear}
+        return {**chosen, **in_force()}
 
 
-Settings = dict[str, Any]  # under the names that a manifest records
-SDPA_KERNELS = ("flash", "mem_efficient", "math", "cudnn")  # SDPA chooses among these; all on is torch's default
-SETTLED = ("cos", "sin", "exp")  # the MKL vector functions that a decoder pass calls
-# Attributes of torch.backends in the order in which they are set: torch's old spelling (allow_tf32) before its new one
-# (fp32_precision), because the old one also sets a part of the new one. Callers have been seen to change each of them.
-BACKENDS = {
-    "cuda_matmul_allow_tf32": "cuda.matmul.allow_tf32",
-    "cudnn_allow_tf32": "cudnn.allow_tf32",
-    "mkldnn_matmul_fp32_precision": "mkldnn.matmul.fp32_precision",
-    "cuda_matmul_fp32_precision": "cuda.matmul.fp32_precision",
-    "cudnn_conv_fp32_precision": "cudnn.conv.fp32_precision",
-    "cudnn_rnn_fp32_precision": "cudnn.rnn.fp32_precision",
-    "bf16_reduced_precision_reduction": "cuda.matmul.allow_bf16_reduced_precision_reduction",
-    "fp16_reduced_precision_reduction": "cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "fp16_accumulation": "cuda.matmul.allow_fp16_accumulation",
-    "mkldnn": "mkldnn.enabled",
-}
+def backends(cudnn_tf32: bool = False, reduced_precision: bool = True) -> dict[str, tuple[str, Any]]:
+    """Returns the attributes of torch.backends that are set, each with its value, in the order in which they are set.
+
+    torch's old spelling (allow_tf32) stands before its new one (fp32_precision), because the old one also sets a part
+    of the new one. Callers have been seen to change each of them.
+    """
+    cudnn, reduction = "tf32" if cudnn_tf32 else "ieee", "cuda.matmul.allow_{}_reduced_precision_reduction"
+    return {
+        "cuda_matmul_allow_tf32": ("cuda.matmul.allow_tf32", False),
+        "cudnn_allow_tf32": ("cudnn.allow_tf32", cudnn_tf32),
+        # "bf16" makes CPU FP32 products round their operands to BF16
+        "mkldnn_matmul_fp32_precision": ("mkldnn.matmul.fp32_precision", "ieee"),
+        "cuda_matmul_fp32_precision": ("cuda.matmul.fp32_precision", "ieee"),
+        "cudnn_conv_fp32_precision": ("cudnn.conv.fp32_precision", cudnn),
+        "cudnn_rnn_fp32_precision": ("cudnn.rnn.fp32_precision", cudnn),
+        "bf16_reduced_precision_reduction": (reduction.format("bf16"), reduced_precision),
+        "fp16_reduced_precision_reduction": (reduction.format("fp16"), reduced_precision),
+        "fp16_accumulation": ("cuda.matmul.allow_fp16_accumulation", False),
+        "mkldnn": ("mkldnn.enabled", True),
+    }
 
 
 def wanted(threads: int, cudnn_tf32: bool, reduced_precision: bool) -> Settings:
     """Returns the settings of a run. Everything not listed follows from the torch version."""
-    cudnn = "tf32" if cudnn_tf32 else "ieee"
     return {
         "threads": threads,
         "float32_matmul_precision": "highest",
-        "cuda_matmul_allow_tf32": False,
-        "cudnn_allow_tf32": cudnn_tf32,
-        "mkldnn_matmul_fp32_precision": "ieee",  # "bf16" makes CPU FP32 products round their operands to BF16
-        "cuda_matmul_fp32_precision": "ieee",
-        "cudnn_conv_fp32_precision": cudnn,
-        "cudnn_rnn_fp32_precision": cudnn,
-        "bf16_reduced_precision_reduction": reduced_precision,
-        "fp16_reduced_precision_reduction": reduced_precision,
-        "fp16_accumulation": False,
-        "mkldnn": True,
+        **{name: value for name, (_, value) in backends(cudnn_tf32, reduced_precision).items()},
         "sdpa_kernels": " ".join(SDPA_KERNELS),
         "autocast": False,
         "deterministic_algorithms": False,  # torch's default, and the paper's
@@ -153,11 +153,9 @@ def wanted(threads: int, cudnn_tf32: bool, reduced_precision: bool) -> Settings:
 
 
 def put_in_force(settings: Settings) -> None:
-    """Sets what `wanted` lists. InputError where a parallel region gets fewer threads than that."""
-    torch.set_num_threads(settings["threads"])
-    _require_threads(settings["threads"])
+    """Sets what `wanted` lists, and what torch has no getter for."""
     torch.set_float32_matmul_precision(settings["float32_matmul_precision"])
-    for name, path in BACKENDS.items():
+    for name, (path, _) in backends().items():
         owner, _, attribute = path.rpartition(".")
         setattr(reduce(getattr, owner.split("."), torch.backends), attribute, settings[name])
     for kernel in SDPA_KERNELS:
@@ -165,7 +163,7 @@ def put_in_force(settings: Settings) -> None:
     if torch.are_deterministic_algorithms_enabled() != settings["deterministic_algorithms"]:
         # the call imports torch's compiler, which takes about as long as torch itself
         torch.use_deterministic_algorithms(settings["deterministic_algorithms"])
-    torch.set_flush_denormal(False)  # torch has no getter for it
+    torch.set_flush_denormal(False)
     for device in ("cpu", "cuda"):
         torch.set_autocast_enabled(device, settings["autocast"])
     settle_vector_math()
@@ -174,10 +172,11 @@ def put_in_force(settings: Settings) -> None:
 def in_force() -> Settings:
     """Returns the settings as the process has them now; "mixed" where torch's two spellings of one disagree."""
     on = [kernel for kernel in SDPA_KERNELS if getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")()]
+    paths = {name: path.split(".") for name, (path, _) in backends().items()}
     return {
         "threads": torch.get_num_threads(),
         "float32_matmul_precision": _read(torch.get_float32_matmul_precision),
-        **{name: _read(partial(reduce, getattr, path.split("."), torch.backends)) for name, path in BACKENDS.items()},
+        **{name: _read(partial(reduce, getattr, path, torch.backends)) for name, path in paths.items()},
         "sdpa_kernels": " ".join(on),
         "autocast": any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -192,14 +191,12 @@ def _read(getter: Callable[[], Any]) -> Any:
 
 
 def _require_threads(threads: int) -> None:
-    """InputError where a parallel region gets another number of threads than was set: the record would be wrong."""
     found = parallel_threads() if threads > 1 else 1
     if found != threads:
-        limits = [f"{name}={value}" for name, value in variables().items() if name.startswith("OMP_")]
-        cause = f" under {' '.join(limits)}" if limits else ""
+        limits = " ".join(f"{name}={value}" for name, value in variables().items() if name.startswith("OMP_"))
+        cause, cure = (f" under {limits}", "unset that, or ") if limits else ("", "")
         raise InputError(
-            f"threads: expected {threads} in a parallel region, found {found}{cause}; "
-            f"{'unset that, or ' if limits else ''}pass --threads {found}"
+            f"threads: expected {threads} in a parallel region, found {found}{cause}; {cure}pass --threads {found}"
         )
 
 
@@ -216,14 +213,10 @@ def settle_vector_math() -> None:
             getattr(torch, function)(one)
 
 
-def _named_pair(kernels: str) -> tuple[str, str]:
-    """(attention, linear) of a short form, or of ATTENTION/LINEAR. InputError for any other text."""
-    if kernels in KERNELS:
-        return KERNELS[kernels]
-    attention, slash, linear = str(kernels).partition("/")
-    if not slash:
-        raise refuse("kernels", f"{' or '.join(KERNELS)} or ATTENTION/LINEAR", kernels)
-    return attention, linear
+def _pair(kernels: str) -> tuple[str, str]:
+    """Returns (attention, linear) of a short form, or of ATTENTION/LINEAR."""
+    attention, _, linear = kernels.partition("/")
+    return KERNELS.get(kernels, (attention, linear))
 
 
 def _check_device(names: str) -> None:
@@ -232,14 +225,13 @@ def _check_device(names: str) -> None:
         try:
             device = torch.device(name)
         except (RuntimeError, TypeError):
-            raise refuse("device", "cpu, cuda or cuda:N", name) from None
+            device = torch.device("meta")
         if device.type not in ("cpu", "cuda"):
             raise refuse("device", "cpu, cuda or cuda:N", name)
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            devices = torch.cuda.device_count()
-            raise refuse(
-                "device", f"one of {devices} CUDA devices" if devices else "cpu, for there is no CUDA device", name
-            )
+        devices = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= devices:
+            expected = f"one of {devices} CUDA devices" if devices else "cpu, for there is no CUDA device"
+            raise refuse("device", expected, name)
         kinds.add("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device))
     if len(kinds) > 1:  # one kernel name means other bits on another kind
         raise refuse("devices", "devices of one kind", ", ".join(sorted(kinds)))

@@ -7,6 +7,9 @@ the weight's place. If another reference exists (tied embedding), both copies st
 
 Maps of one input (q, k, v; gate, up) are packed as one weight, rows below rows: at two rows a call costs much the same
 whatever its width. The check then compares the one product with F.linear of each map alone.
+
+oneDNN keeps code and buffers of every row count that it has been called with, for the life of the process, some MB per
+shape. So loading tries only the counts of one request; `decode.independence` tries those of several.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +22,59 @@ from torch import Tensor
 
 from minimodel.bits import same_bits
 from minimodel.errors import InputError, refuse
-from minimodel.invariant.checks import cancelling, thread_counts, threads
+from minimodel.invariant.checks import thread_counts, threads, trial
 
-Part = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
-ROW_COUNTS = (*range(1, 9), *range(10, 33, 2))  # tried: 2 rows a request; with more rows packing gains little
-LARGE = 1 << 24  # weights of more elements are not made twice
+ONE_REQUEST = (1, 2)  # rows of a step of one request: one physical copy or two
+ROW_COUNTS = (*range(1, 9), *range(10, 33, 2))  # of a step of several requests too; with more rows packing gains little
 FEATURES = {  # what oneDNN packs, and the CPU features that it requires for that
     torch.bfloat16: "avx_ne_convert, or avx512bw with avx512vl and avx512dq",
     torch.float16: "avx512_fp16 or avx_ne_convert",
     torch.float32: "",
 }
-_EQUAL: dict[tuple[object, ...], tuple[int, ...]] = {}  # by shape: the numbers in a weight do not matter
+_EQUAL: dict[tuple[object, ...], bool] = {}  # by shape, row count and threads: the numbers in a weight do not matter
+
+
+class PackedWeight:
+    """A packed weight, called with rows [n, in] -> [n, out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.bias = bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self._call = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        out: Tensor = self._call(rows, self.packed, self.bias, "none", [], "")
+        return out
+
+    def weight(self) -> Tensor:
+        """Returns the plain weight [out, in] bit for bit: reordering loses nothing."""
+        plain: Tensor = self.packed.to_dense()
+        return plain
+
+
+@dataclass(frozen=True)
+class PackedMaps:
+    """Maps of one input as one packed weight, the rows of each map below those of the map before."""
+
+    run: PackedWeight
+    widths: tuple[int, ...]  # outputs of each map
+    counts: tuple[int, ...] | None  # numbers of rows for which the packed call is used; None: all
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        if self.counts is None or x.numel() // x.shape[-1] in self.counts:
+            maps: Sequence[Tensor] = self.run(x).split(self.widths, dim=-1)
+            return maps
+        return _apart(x, self.run.weight(), self.run.bias, self.widths)
+
+
+@dataclass(frozen=True)
+class PackedMap:
+    """One map alone."""
+
+    maps: PackedMaps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.maps(x)[0]
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -42,58 +87,25 @@ def packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         raise InputError(f"linear kernel packed: {reason}; use --linear plain")
     if weight.requires_grad:
         raise refuse("linear kernel packed", "a weight that does not train", f"{weight.dtype}, training")
-    joined = _joined(weight, bias, (weight.shape[0],))
-    return partial(F.linear, weight=weight, bias=bias) if joined is None else partial(_only, joined)
+    joined = packed_maps([(weight, bias)])
+    return partial(F.linear, weight=weight, bias=bias) if joined is None else PackedMap(joined)
 
 
-def packed_together(parts: Sequence[Part]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Several maps of one input as one product: (weight [out_i, in], bias [out_i] or None in all) -> [..., out_i] each.
+def packed_maps(parts: Sequence[tuple[Tensor, Tensor | None]]) -> PackedMaps | None:
+    """Packs maps (weight [out_i, in], bias [out_i] or None in all) as one; their outputs are views of one tensor.
 
-    The outputs are views of one tensor. Where the check fails for every number of rows, and for weights that cannot be
-    packed, each map is taken alone, as `packed` says.
+    None where they cannot be packed, or where the packed call has F.linear's bits for no number of rows.
     """
     biases = [bias for _, bias in parts if bias is not None]
     assert len(biases) in (0, len(parts)), "maps with and without a bias are not joined"
-    joined = None
-    if all(can_pack(weight) for weight, _ in parts):
-        widths = tuple(weight.shape[0] for weight, _ in parts)
-        joined = _joined(torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None, widths)
-    return OneByOne([packed(weight, bias) for weight, bias in parts]) if joined is None else joined
-
-
-@dataclass(frozen=True)
-class PackedMaps:
-    """Maps of one input as one packed weight, the rows of each map below those of the map before."""
-
-    run: "PackedWeight"
-    widths: tuple[int, ...]  # outputs of each map
-    counts: tuple[int, ...] | None  # numbers of rows for which the packed call is used; None: all
-
-    def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        if self.counts is None or x.numel() // x.shape[-1] in self.counts:
-            maps: Sequence[Tensor] = self.run(x).split(self.widths, dim=-1)
-            return maps
-        return _apart(x, self.run.weight(), self.run.bias, self.widths)
-
-
-def _joined(weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> PackedMaps | None:
-    """Packs a weight; None where the packed call has F.linear's bits for no number of rows, in FP32 always packed."""
-    counts = None if weight.dtype == torch.float32 else _equal_counts(weight, bias, widths)
+    if not all(can_pack(weight) for weight, _ in parts):
+        return None
+    widths = tuple(weight.shape[0] for weight, _ in parts)
+    # a single weight is not copied: it may be the largest of the model
+    weight = parts[0][0] if len(parts) == 1 else torch.cat([weight for weight, _ in parts])
+    bias = torch.cat(biases) if biases else None
+    counts = None if weight.dtype == torch.float32 else equal_counts(weight, bias, widths, ONE_REQUEST)
     return None if counts == () else PackedMaps(PackedWeight(weight, bias), widths, counts)
-
-
-def _only(maps: PackedMaps, x: Tensor) -> Tensor:
-    return maps(x)[0]
-
-
-class OneByOne:
-    """Each of several maps on the same input."""
-
-    def __init__(self, maps: Sequence[Callable[[Tensor], Tensor]]) -> None:
-        self.maps = maps
-
-    def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        return [each(x) for each in self.maps]
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -126,64 +138,27 @@ def packing_works(dtype: torch.dtype) -> bool:
         return False
 
 
-class PackedWeight:
-    """A packed weight, called with rows [n, in] -> [n, out]."""
+def equal_counts(
+    weight: Tensor, bias: Tensor | None, widths: tuple[int, ...], counts: Sequence[int] = ROW_COUNTS
+) -> tuple[int, ...]:
+    """Returns the row counts, of `counts`, at which the packed call has F.linear's bits under every thread count.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.bias = bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        self._call = torch.ops.mkldnn._linear_pointwise.default
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        out: Tensor = self._call(rows, self.packed, self.bias, "none", [], "")
-        return out
-
-    def weight(self) -> Tensor:
-        """Returns the plain weight [out, in] bit for bit: reordering loses nothing."""
-        plain: Tensor = self.packed.to_dense()
-        return plain
+    widths: rows of each map joined in `weight`, which F.linear takes apart.
+    """
+    shape = (widths, weight.shape[1], bias is None, weight.dtype, thread_counts())
+    if unknown := [n for n in counts if (*shape, n) not in _EQUAL]:
+        x, weight, bias = trial(weight, bias, max(counts))
+        run = PackedWeight(weight, bias)
+        for n in unknown:
+            _EQUAL[(*shape, n)] = True
+            for count in thread_counts():
+                with threads(count):
+                    plain = torch.cat(_apart(x[:n], weight, bias, widths), -1)
+                    _EQUAL[(*shape, n)] &= same_bits(run(x[:n]), plain)
+    return tuple(n for n in counts if _EQUAL[(*shape, n)])
 
 
 def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> list[Tensor]:
     """F.linear of each of the maps whose rows are joined in `weight`."""
     biases = [None] * len(widths) if bias is None else bias.split(widths)
     return [F.linear(x, rows, each) for rows, each in zip(weight.split(widths), biases)]
-
-
-def _equal_counts(weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the row counts at which both calls give the same bits, under every thread count.
-
-    widths: rows of each map joined in `weight`, which F.linear takes apart.
-    """
-    shape = (widths, weight.shape[1], bias is None, weight.dtype, thread_counts())
-    if shape not in _EQUAL:
-        x, weight, bias = trial(weight, bias, ROW_COUNTS[-1])
-        run, good = PackedWeight(weight, bias), set(ROW_COUNTS)
-        for count in thread_counts():
-            with threads(count):
-                good = {n for n in good if same_bits(run(x[:n]), torch.cat(_apart(x[:n], weight, bias, widths), -1))}
-        _EQUAL[shape] = tuple(sorted(good))
-    return _EQUAL[shape]
-
-
-def equal_row_counts(weights: Sequence[tuple[Tensor, tuple[int, ...]]]) -> tuple[int, ...]:
-    """Returns the row counts, of `ROW_COUNTS`, at which every weight [out, in] packed has F.linear's bits.
-
-    Each weight comes with the widths of the maps that are joined in it, one map: its own width.
-    """
-    found = set(ROW_COUNTS)
-    for weight, widths in weights:
-        found &= set(_equal_counts(weight, None, widths))
-    return tuple(sorted(found))
-
-
-def trial(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Returns what a check of this weight's shape runs on: rows x, a weight, and zeros for the bias if there is one.
-
-    A very large weight stands for itself, so that no second one is made: its outputs are so many that even ordinary
-    rows show a difference in some of them.
-    """
-    out, width = weight.shape
-    large = weight.numel() > LARGE
-    x, made = cancelling(rows, width, 2 if large else out, weight.dtype, weight.device)
-    return x, weight.detach() if large else made, None if bias is None else torch.zeros_like(bias)

@@ -15,7 +15,8 @@ NUM_ROLES = 6
 # Row: the query token's raw role. Column: the key token's raw role. 1: may attend (within causality).
 # The paper (section 3.1, Table 2) states that answer tokens cannot attend to branch tokens; that a branch sees the
 # prompt and itself is our reading of "multi-branch". A checkpoint's contract.json may hold another table.
-VISIBILITY: tuple[tuple[int, ...], ...] = (
+Table = tuple[tuple[int, ...], ...]
+VISIBILITY: Table = (
     (1, 0, 0, 0, 0, 0),  # prompt
     (1, 1, 0, 0, 0, 0),  # branch 1
     (1, 0, 1, 0, 0, 0),  # branch 2
@@ -32,32 +33,26 @@ class RoleRules:
     """How a checkpoint reads roles."""
 
     role_offset: int = ROLE_OFFSET  # of the role-embedding row only; the visibility table is indexed by raw roles
-    visibility: tuple[tuple[int, ...], ...] = VISIBILITY
-
-    def __post_init__(self) -> None:
-        for role, row in enumerate(self.visibility):
-            if row[role] != 1:  # such a token could attend to nothing at the start of its block
-                raise refuse(f"visibility row {role} ({ROLE_NAMES[role]})", "a 1 on the diagonal", list(row))
+    visibility: Table = VISIBILITY
 
     @classmethod
     def from_contract(cls, raw: dict[str, Any], where: str = "contract.json") -> "RoleRules":
         """Reads `role_offset` and `visibility` of a contract object; absent keys take this file's."""
-        offset = raw.get("role_offset", ROLE_OFFSET)
+        offset, table = raw.get("role_offset", ROLE_OFFSET), raw.get("visibility", [list(row) for row in VISIBILITY])
         if type(offset) is not int or not 0 <= offset <= 1 << 16:
             raise refuse(f"{where}: role_offset", "an integer from 0 to 65536", offset)
-        table = raw.get("visibility", [list(row) for row in VISIBILITY])
         if not isinstance(table, list) or len(table) != NUM_ROLES:
             raise refuse(f"{where}: visibility", "six rows, one per role", table)
         for role, row in enumerate(table):
             at = f"{where}: visibility row {role} ({ROLE_NAMES[role]})"
             if not isinstance(row, list) or len(row) != NUM_ROLES or any(type(x) is not int or x >> 1 for x in row):
                 raise refuse(at, "six entries of 0 or 1", row)
-            if row[role] != 1:
+            if row[role] != 1:  # such a token could attend to nothing at the start of its block
                 raise refuse(at, "a 1 on the diagonal", row)
         return cls(offset, tuple(tuple(row) for row in table))
 
 
-def visibility_tensor(visibility: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+def visibility_tensor(visibility: Table, device: torch.device) -> Tensor:
     """Returns the table as bool [6, 6]: [query role, key role]."""
     return torch.tensor(visibility, dtype=torch.bool, device=device)
 
@@ -71,7 +66,7 @@ def causal_mask(length: int, key_length: int, device: torch.device) -> Tensor:
     """Returns bool [1, 1, T, S], where the T queries are the last T of the S positions."""
     queries = torch.arange(key_length - length, key_length, device=device)  # [T]
     keys = torch.arange(key_length, device=device)  # [S]
-    return (keys[None, :] <= queries[:, None])[None, None]
+    return (keys[None, :] <= queries[:, None])[None, None]  # [1, 1, T, S]
 
 
 def attention_mask(
@@ -79,7 +74,7 @@ def attention_mask(
     roles_key: Tensor,
     valid_query: Tensor | None = None,
     valid_key: Tensor | None = None,
-    visibility: tuple[tuple[int, ...], ...] | None = VISIBILITY,
+    visibility: Table | None = VISIBILITY,
 ) -> Tensor:
     """Causal AND padding AND role visibility (paper, section 3.1): bool [B, 1, T, S], True where attention is allowed.
 
@@ -95,9 +90,9 @@ def attention_mask(
         table = visibility_tensor(visibility, roles_key.device)  # [6, 6]
         mask = mask & table[roles_query[:, :, None], roles_key[:, None, :]]  # [B, T, S]
     if valid_key is not None:
-        mask = mask & valid_key[:, None, :]
+        mask = mask & valid_key[:, None, :]  # [B, T, S]
     if valid_query is not None:
-        mask = mask & valid_query[:, :, None]
+        mask = mask & valid_query[:, :, None]  # [B, T, S]
     return mask.expand(batch, length, key_length)[:, None]  # [B, 1, T, S]
 
 
@@ -106,21 +101,18 @@ def zero_dead_rows(out: Tensor, mask: Tensor) -> Tensor:
 
     Only padding queries are such rows; the others keep their bits. mask: bool [B or 1, 1, T, S].
     """
-    length, key_length = mask.shape[-2:]
     # fast path: if every query may attend to itself, no row is dead
-    if bool(mask.diagonal(offset=key_length - length, dim1=-2, dim2=-1).all()):
+    if bool(mask.diagonal(offset=mask.shape[-1] - mask.shape[-2], dim1=-2, dim2=-1).all()):
         return out
     alive = mask.any(dim=-1, keepdim=True)  # [B or 1, 1, T, 1]
-    return torch.where(alive, out, torch.zeros((), dtype=out.dtype, device=out.device))
+    return torch.where(alive, out, torch.zeros((), dtype=out.dtype, device=out.device))  # [B, H, T, D]
 
 
 def check_mask(mask: Tensor | None, batch: int, length: int, key_length: int) -> None:
     """InputError unless the mask is None or bool [B or 1, 1, T, S]: numbers could mean "add" as well as "allowed"."""
-    if mask is None:
-        return
-    if mask.dtype != torch.bool:
+    if mask is not None and mask.dtype != torch.bool:
         raise refuse("attention mask dtype", "torch.bool, True where a query may attend", mask.dtype)
-    if tuple(mask.shape) not in ((batch, 1, length, key_length), (1, 1, length, key_length)):
+    if mask is not None and tuple(mask.shape) not in ((batch, 1, length, key_length), (1, 1, length, key_length)):
         raise refuse("attention mask shape", f"[{batch}, 1, {length}, {key_length}]", list(mask.shape))
 
 

@@ -1,17 +1,16 @@
 """One safetensors file: its validated table of contents, and reading a tensor straight into its place.
 
-The `safetensors` library checks the file (header, ranges, total size); the bytes are then read with plain reads into
-memory that is already allocated. Mapping the file instead would count every weight twice while it is copied.
+The `safetensors` library checks the file (header, ranges, total size); the bytes are then read with plain reads, in
+parts that stay in the processor's cache. Mapping the file instead would count every weight twice while it is copied.
 """
 
 import math
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -21,7 +20,7 @@ from minimodel.files import parse_json, require_plain_file
 
 FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 MAX_HEADER_BYTES = 8 * 1024 * 1024  # parsed, the worst header takes fifty times its bytes; Qwen2.5-72B's has 0.1 MB
-STAGE_BYTES = 1024 * 1024  # a tensor whose dtype or device differs is read by parts that stay in the processor's cache
+STAGE_BYTES = 1024 * 1024  # of one read
 COMPARED = 128 * 1024  # values compared at a time, so that both sides stay in the processor's cache
 
 
@@ -56,18 +55,11 @@ def table_of_contents(path: Path) -> dict[str, TensorEntry]:
         raise InputError(f"{path}: expected {size} bytes of free memory or address space, found less") from None
     except (SafetensorError, OSError, ValueError, struct.error) as error:
         raise InputError(f"{path}: incomplete or damaged ({' '.join(str(error).split())[:160]})") from None
-    base = 8 + header_length
-    return {
-        name: TensorEntry(
-            path,
-            name,
-            entry["dtype"],
-            tuple(entry["shape"]),
-            base + entry["data_offsets"][0],
-            base + entry["data_offsets"][1],
-        )
-        for name, entry in header.items()
-    }
+    found = {}
+    for name, entry in header.items():
+        start, stop = (8 + header_length + offset for offset in entry["data_offsets"])
+        found[name] = TensorEntry(path, name, entry["dtype"], tuple(entry["shape"]), start, stop)
+    return found
 
 
 def require_float(entry: TensorEntry) -> None:
@@ -85,26 +77,17 @@ def read_into(entry: TensorEntry, target: Tensor) -> int:
     """
     require_float(entry)
     assert tuple(target.shape) == entry.shape and target.is_contiguous(), f"{entry.name}: wrong place"
-    flat = target.view(-1)
-    if FILE_DTYPES[entry.dtype] == target.dtype and target.device.type == "cpu":
-        with _opened(entry) as file:
-            _fill(file, flat, entry)
-        return 0
-    changed = 0
+    flat, changed = target.view(-1), 0
     for first, part in _parts(entry):
         flat[first : first + part.numel()].copy_(part)
-        if not casts_exactly(entry.dtype, target.dtype):
-            on_cpu = flat[first : first + part.numel()] if target.device.type == "cpu" else part.to(target.dtype)
-            changed += _differing(part, on_cpu)
+        changed += _changed(part, target.dtype)
     return changed
 
 
 def count_changed(entry: TensorEntry, dtype: torch.dtype) -> int:
     """Returns how many values of a tensor in its file would change when read as `dtype`."""
     require_float(entry)
-    if casts_exactly(entry.dtype, dtype):
-        return 0
-    return sum(_differing(part, part.to(dtype)) for _, part in _parts(entry))
+    return 0 if casts_exactly(entry.dtype, dtype) else sum(_changed(part, dtype) for _, part in _parts(entry))
 
 
 def casts_exactly(file_dtype: str, dtype: torch.dtype) -> bool:
@@ -112,44 +95,26 @@ def casts_exactly(file_dtype: str, dtype: torch.dtype) -> bool:
     return torch.promote_types(FILE_DTYPES[file_dtype], dtype) == dtype
 
 
-def _differing(part: Tensor, cast: Tensor) -> int:
-    """Returns how many values of `cast` are not those of `part`, compared in a dtype that holds both exactly."""
-    room = torch.empty(min(COMPARED, part.numel()), dtype=torch.promote_types(part.dtype, cast.dtype), device="cpu")
-    changed = 0
-    for a, b in zip(part.split(COMPARED), cast.split(COMPARED), strict=True):
-        differs = room[: a.numel()].copy_(b).sub_(a).ne_(0)  # in place: each temporary would cost its page faults
-        changed += int(differs.sum())  # ones: exact, since FP32 counts to 16 million
-    return changed
+def _changed(part: Tensor, dtype: torch.dtype) -> int:
+    """Returns how many values change when cast to `dtype`, compared in a dtype that holds both exactly."""
+    both = torch.promote_types(part.dtype, dtype)
+    if both == dtype:
+        return 0
+    return sum(int(a.to(dtype).to(both).ne(a.to(both)).sum()) for a in part.split(COMPARED))
 
 
 def _parts(entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
-    """Yields (index of the first value, values in the file's dtype) per stage; the next stage overwrites the last."""
+    """Yields (index of the first value, values in the file's dtype), at most STAGE_BYTES at a time."""
     dtype, count = FILE_DTYPES[entry.dtype], math.prod(entry.shape)
     step = STAGE_BYTES // dtype.itemsize
-    stage = torch.empty(min(step, count), dtype=dtype, device="cpu")
-    with _opened(entry) as file:
-        for first in range(0, count, step):
-            part = stage[: min(step, count - first)]
-            _fill(file, part, entry)
-            yield first, part
-
-
-@contextmanager
-def _opened(entry: TensorEntry) -> Iterator[FileIO]:
-    """The entry's file at its first byte; InputError for what the system refuses."""
     try:
-        with open(entry.path, "rb", buffering=0) as file:
+        with open(entry.path, "rb") as file:
             file.seek(entry.start)
-            yield file
+            for first in range(0, count, step):
+                raw = np.fromfile(file, np.uint8, min(step, count - first) * dtype.itemsize)
+                part = torch.from_numpy(raw[: len(raw) // dtype.itemsize * dtype.itemsize]).view(dtype)
+                if part.numel() < min(step, count - first):
+                    raise InputError(f"{entry.path}: incomplete or damaged (tensor {entry.name} ends early)")
+                yield first, part
     except OSError as error:
         raise InputError(f"{entry.path}: cannot be read ({error.strerror or error})") from None
-
-
-def _fill(file: FileIO, part: Tensor, entry: TensorEntry) -> None:
-    view = part.view(torch.uint8).numpy().data  # the tensor's own memory, one-dimensional because `part` is
-    done = 0
-    while done < len(view):
-        count = file.readinto(view[done:])
-        if not count:
-            raise InputError(f"{entry.path}: incomplete or damaged (tensor {entry.name} ends early)")
-        done += count

@@ -7,7 +7,7 @@ layer around them is checked too: norms, rotation, SiLU, residual sums, and how 
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -21,7 +21,7 @@ from minimodel.decoder import Decoder
 from minimodel.errors import CopiesDiffer, InputError
 from minimodel.invariant.attention import KEY_BLOCK, ROW_TILES
 from minimodel.invariant.checks import thread_counts, threads
-from minimodel.numerics import KERNELS, NumericContract
+from minimodel.numerics import NumericContract
 
 LENGTH = KEY_BLOCK + 24  # crosses a key block
 VOCABULARY = 64  # invariant kernels check the head when its own weight is loaded
@@ -44,7 +44,7 @@ def require_usable(numeric: NumericContract, config: ModelConfig) -> None:
         again = reproducible_may_help(numeric, config)
         numeric.apply()
         raise (CopiesDiffer if again else InputError)(f"{fault}; {_remedy(numeric, config, again)}")
-    if (numeric.attention, numeric.linear) == KERNELS["invariant"]:
+    if numeric.invariant:
         require_invariant(numeric, config)
 
 
@@ -89,47 +89,32 @@ def copies_fault(numeric: NumericContract, config: ModelConfig) -> str:
     Tried: prefills, and single tokens over few and many keys. The contract must be in force.
     """
     model = _random_layer(numeric, config, config.vocab_size)
-    with torch.inference_mode():
-        for start, stop in _copied_calls(config):
-            mask = torch.ones(stop, stop, dtype=torch.bool, device=numeric.torch_device).tril()[None, None]
-            generator = torch.Generator().manual_seed(6)
-            tokens = torch.randint(VOCABULARY, (1, stop), generator=generator, device="cpu")
-            held = _random_cache(numeric, config, start)
-            for _ in range(TRIES):
-                steps = _steps(model, tokens.to(numeric.torch_device).expand(2, -1), mask, held, start, last=True)
-                name = next((n for n, t in steps.items() if not same_bits(t[0].contiguous(), t[1].contiguous())), "")
-                if name:
-                    call = f"queries {stop - start}, keys {stop}"
-                    kind = f"{numeric.dtype} on {numeric.device}, threads {numeric.threads}"
-                    step = f"{name.removeprefix(KEPT)} ({_kernel(name, numeric)})"
-                    return f"two equal copies get different bits at {step}, {call}, {kind}"
+    calls = [*((0, stop) for stop in PREFILLS), *((stop - 1, stop) for stop in KEYS)]
+    for start, stop in ((start, stop) for start, stop in calls if stop <= config.max_position_embeddings):
+        mask = torch.ones(stop, stop, dtype=torch.bool, device=numeric.torch_device).tril()[None, None, start:]
+        tokens = _random_tokens(numeric, stop, seed=6)[:, start:].expand(2, -1)
+        held = random_kv(numeric, config, start, seed=7)
+        for _ in range(TRIES):
+            with torch.inference_mode():
+                steps = steps_of(model, tokens, mask, held, last=True)
+            name = next((n for n, t in steps.items() if not same_bits(t[0].contiguous(), t[1].contiguous())), "")
+            if name:
+                call = f"queries {stop - start}, keys {stop}"
+                kind = f"{numeric.dtype} on {numeric.device}, threads {numeric.threads}"
+                step = f"{name.removeprefix(KEPT)} ({_kernel(name, numeric)})"
+                return f"two equal copies get different bits at {step}, {call}, {kind}"
     return ""
-
-
-def _copied_calls(config: ModelConfig) -> Iterator[tuple[int, int]]:
-    limit = config.max_position_embeddings
-    yield from ((0, stop) for stop in PREFILLS if stop <= limit)
-    yield from ((stop - 1, stop) for stop in KEYS if stop <= limit)
-
-
-def _random_cache(numeric: NumericContract, config: ModelConfig, length: int) -> dict[str, Tensor]:
-    """Returns the keys and values [2, H_kv, length, D] of two equal copies."""
-    generator = torch.Generator().manual_seed(7)
-    shape = (1, config.num_key_value_heads, length, config.head_dim)
-    made = {
-        name: torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for name in ("keys", "values")
-    }
-    return {name: one.to(numeric.torch_dtype).to(numeric.torch_device).repeat(2, 1, 1, 1) for name, one in made.items()}
 
 
 @lru_cache(maxsize=8)
 def require_invariant(numeric: NumericContract, config: ModelConfig) -> None:
     """Checks that invariant kernels are invariant here; InputError with `invariance_fault`'s text where not."""
-    assert (numeric.attention, numeric.linear) == KERNELS["invariant"], "only invariant kernels claim invariance"
+    assert numeric.invariant, "only invariant kernels claim invariance"
     if fault := invariance_fault(numeric, config):
         raise InputError(fault)
 
 
+@torch.inference_mode()
 def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
     """Returns the first step whose bits depend on the rest of the call, with its kernel and shape; empty where none do.
 
@@ -138,87 +123,46 @@ def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
     the logits must keep their bits.
     """
     model = _random_layer(numeric, config, VOCABULARY)
-    three, four = (torch.Generator().manual_seed(seed) for seed in (3, 4))
-    tokens = torch.randint(VOCABULARY, (1, LENGTH), generator=three, device="cpu").to(numeric.torch_device)
-    drawn = torch.rand(LENGTH, LENGTH, generator=four, dtype=torch.float32, device="cpu")
+    tokens = _random_tokens(numeric, LENGTH, seed=3)
+    drawn = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(4), dtype=torch.float32, device="cpu")
     mask = (drawn < 0.8).tril().fill_diagonal_(True)
     mask[5] = False  # a row that may attend to nothing, as padding leaves it
     mask = mask[None, None].to(numeric.torch_device)
-    with torch.inference_mode():
-        with threads(1):
-            whole = _steps(model, tokens.expand(2, -1), mask, None, 0)
-        for count in thread_counts():
-            with threads(count):
-                for copies in (1, 2):
-                    for start, stop in _chunks(config):
-                        part = _steps(model, tokens[:, :stop].expand(copies, -1), mask, whole, start)
-                        if fault := _difference(part, whole, start, stop, copies, numeric):
-                            return fault
+    with threads(1):
+        whole = steps_of(model, tokens.expand(2, -1), mask, random_kv(numeric, config, 0, seed=7))
+    for count in thread_counts():
+        for copies in (1, 2):
+            for start, stop in _chunks(config):
+                held = Before(*(whole[name][:copies, :, :start] for name in ("keys", "values")))
+                with threads(count):
+                    part = steps_of(
+                        model, tokens[:, start:stop].expand(copies, -1), mask[:, :, start:stop, :stop], held
+                    )
+                if name := _differing(part, whole, start, stop, copies):
+                    shape = f"{list(part[name].shape)} {numeric.dtype} on {numeric.device}, {count} threads"
+                    expected = (
+                        f"tokens {start} to {stop - 1} of {copies} copies to have the bits of one call of {LENGTH}"
+                    )
+                    step = f"{_kernel(name, numeric)} at {name.removeprefix(KEPT)}"
+                    return f"self-check of {step}, {shape}: expected {expected}, found others"
     return ""
 
 
 def _chunks(config: ModelConfig) -> list[tuple[int, int]]:
     """Returns (start, stop) of each part: single tokens, and chunks across edges of row tiles and key blocks."""
-    small = max(1, ROW_TILES[0] // config.num_key_value_groups)
-    large = max(1, ROW_TILES[1] // config.num_key_value_groups)
+    full = {max(1, tile // config.num_key_value_groups) for tile in ROW_TILES}  # tokens of a tile
     singles = [0, 5, 6, 37, KEY_BLOCK - 1, KEY_BLOCK, LENGTH - 1]
-    widths = sorted({2, 3, small, small + 1, 33, min(large + 1, LENGTH - 3)})
+    widths = sorted({min(width, LENGTH - 3) for width in {2, 3, 33} | full | {tokens + 1 for tokens in full}} - {1})
     return [(i, i + 1) for i in singles] + [(3, 3 + w) for w in widths] + [(KEY_BLOCK - 7, LENGTH), (0, LENGTH)]
 
 
-class _Held:
-    """A cache of one layer that holds the first `start` tokens of an earlier run."""
-
-    def __init__(self, whole: dict[str, Tensor] | None, start: int, copies: int) -> None:
-        self.start, self.whole, self.copies = start, whole, copies
-        self.kept: tuple[Tensor, Tensor] | None = None
-
-    def __len__(self) -> int:
-        return self.start
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if self.whole is not None:
-            before = (self.whole[name][: self.copies, :, : self.start] for name in ("keys", "values"))
-            keys, values = (torch.cat((old, new), dim=2) for old, new in zip(before, (keys, values)))
-        self.kept = keys, values
-        return keys, values
-
-
-def _steps(
-    model: Decoder, tokens: Tensor, mask: Tensor, whole: dict[str, Tensor] | None, start: int, last: bool = False
-) -> dict[str, Tensor]:
-    """Returns every observed step of tokens [B, stop] from `start` on, the logits, and the K/V held after the call.
-
-    `last`: the logits are of the last token alone, as decoding takes them; all of a prefill's, over the model's own
-    vocabulary, would be the largest tensor of the load.
-    """
-    copies, stop = tokens.shape
-    found: dict[str, Tensor] = {}
-    cache = _Held(whole, start, copies)
-    positions = torch.arange(stop, device=tokens.device).expand(copies, -1)
-    part = mask[:, :, start:stop, :stop].expand(copies, -1, -1, -1)
-    hidden = model(tokens[:, start:], None, positions[:, start:], part, cache, found.__setitem__)
-    model.logits(hidden[:, -1:] if last else hidden, found.__setitem__)
-    assert cache.kept is not None, "the layer appends to its cache"
-    return {**found, "keys": cache.kept[0], "values": cache.kept[1]}
-
-
-def _difference(
-    part: dict[str, Tensor], whole: dict[str, Tensor], start: int, stop: int, copies: int, numeric: NumericContract
-) -> str:
+def _differing(part: dict[str, Tensor], whole: dict[str, Tensor], start: int, stop: int, copies: int) -> str:
+    """Returns the first step of tokens start to stop - 1 that has other bits in the whole call, "" if none has."""
     for name, mine in part.items():
-        if name in ("keys", "values"):
-            theirs = whole[name][:copies, :, :stop]
-        elif name.endswith("_rotary"):
-            theirs = whole[name][:copies, :, start:stop]
-        else:
-            theirs = whole[name][:copies, start:stop]
-        if not same_bits(mine.contiguous(), theirs.contiguous()):
-            return (
-                f"self-check of {_kernel(name, numeric)} at {name.removeprefix(KEPT)}, {list(mine.shape)} "
-                f"{numeric.dtype} on {numeric.device}, {torch.get_num_threads()} threads: expected tokens {start} to "
-                f"{stop - 1} of {copies} copies to have the bits of one call of {LENGTH}, found others"
-            )
+        held = name in ("keys", "values")
+        axis, first = 2 if held or name.endswith("_rotary") else 1, 0 if held else start
+        if not same_bits(mine.contiguous(), whole[name][:copies].narrow(axis, first, stop - first).contiguous()):
+            return name
     return ""
 
 
@@ -228,19 +172,69 @@ def _kernel(step: str, numeric: NumericContract) -> str:
     return f"attention kernel {numeric.attention}" if step.endswith(".attention") else "the steps between the kernels"
 
 
+def _random_tokens(numeric: NumericContract, length: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (1, length), generator=generator, device="cpu").to(numeric.torch_device)
+
+
 def _random_layer(numeric: NumericContract, config: ModelConfig, vocabulary: int) -> Decoder:
-    """Returns one layer of the model's shapes over `vocabulary` tokens, every parameter random, the head tied."""
+    """Returns one layer of the model's shapes over `vocabulary` tokens, every parameter random."""
+    generator = torch.Generator().manual_seed(5)
+
+    def weight(name: str, shape: tuple[int, ...]) -> Tensor:
+        count = math.prod(shape)
+        block = torch.randn(min(count, BLOCK), generator=generator, dtype=torch.float32, device="cpu")
+        block = (1 + block / 4 if "norm" in name else block * shape[-1] ** -0.5).to(numeric.torch_dtype)
+        return block.repeat(-(-count // len(block)))[:count].view(shape)
+
+    return one_layer(numeric, config, vocabulary, weight)
+
+
+def one_layer(
+    numeric: NumericContract, config: ModelConfig, vocabulary: int, weight: Callable[[str, tuple[int, ...]], Tensor]
+) -> Decoder:
+    """Returns one layer of the model's shapes over `vocabulary` tokens on the first device, the head tied.
+
+    weight(name, shape) makes each of its weights on the CPU, in any dtype.
+    """
     config = replace(config, num_hidden_layers=1, vocab_size=vocabulary, tie_word_embeddings=True)
     numeric = replace(numeric, device=numeric.device.split(",")[0])
-    generator = torch.Generator().manual_seed(5)
-    weights = {}
-    for name, shape in expected_shapes(config).items():
-        if name == "lm_head.weight":
-            continue
-        count = min(math.prod(shape), BLOCK)
-        block = torch.randn(count, generator=generator, dtype=torch.float32, device="cpu")
-        block = 1 + block / 4 if "norm" in name else block * shape[-1] ** -0.5
-        block = block.to(numeric.torch_dtype).to(numeric.torch_device)
-        whole = block.repeat(-(-math.prod(shape) // len(block)))[: math.prod(shape)]
-        weights[name] = whole.view(shape)
-    return Decoder(config, weights, numeric)
+    shapes = {name: shape for name, shape in expected_shapes(config).items() if name != "lm_head.weight"}
+    weights = {name: weight(name, shape).to(numeric.torch_dtype) for name, shape in shapes.items()}
+    return Decoder(config, {name: made.to(numeric.torch_device) for name, made in weights.items()}, numeric)
+
+
+class Before:
+    """A cache of one layer that holds `keys` and `values` [B, H_kv, n, D] however often it is appended to."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.held = self.after = keys, values  # after: with the last call's tokens
+
+    def __len__(self) -> int:
+        return self.held[0].shape[2]
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.after = torch.cat((self.held[0], keys), dim=2), torch.cat((self.held[1], values), dim=2)
+        return self.after
+
+
+def random_kv(numeric: NumericContract, config: ModelConfig, length: int, seed: int) -> Before:
+    """Returns a cache of `length` random tokens, the same in two copies."""
+    generator, shape = torch.Generator().manual_seed(seed), (1, config.num_key_value_heads, length, config.head_dim)
+    made = (torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for _ in "kv")
+    keys, values = (one.to(numeric.torch_dtype).to(numeric.torch_device).repeat(2, 1, 1, 1) for one in made)
+    return Before(keys, values)
+
+
+def steps_of(model: Decoder, tokens: Tensor, mask: Tensor, cache: Before, last: bool = False) -> dict[str, Tensor]:
+    """Returns every observed step of tokens [B, T] after the cache's, the logits, and the keys and values afterwards.
+
+    `last`: the logits are of the last token alone, as decoding takes them; all of a prefill's, over the model's own
+    vocabulary, would be the largest tensor of the load.
+    """
+    found: dict[str, Tensor] = {}
+    copies, length = tokens.shape
+    positions = torch.arange(len(cache), len(cache) + length, device=tokens.device).expand(copies, -1)
+    hidden = model(tokens, None, positions, mask.expand(copies, -1, -1, -1), cache, found.__setitem__)
+    model.logits(hidden[:, -1:] if last else hidden, found.__setitem__)
+    return {**found, **dict(zip(("keys", "values"), cache.after))}

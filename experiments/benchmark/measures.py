@@ -23,9 +23,8 @@ from decode.batched import Job, in_flight
 from decode.contract import Contract
 from decode.greedy import Generated, Step, Steps, best_two, generate
 from decode.independence import together_here
-from decode.state import State
+from decode.state import State, Structure
 from decode.stepper import Call, Stepper
-from decode.structure import Structure
 from experiments.benchmark.arms import COLUMNS, FLOORED, Arm, Workload, floor, open_ours, open_reference
 from experiments.run import costs
 from experiments.run.costs import Rounds, Sample, Stopwatch, StreamingRead, interleaved, load, ratios, spread

@@ -3,18 +3,20 @@
 They do not depend on other queries, copies, later keys or threads. How each step ensures that:
 
 - Keys lie in blocks of KEY_BLOCK slots counted from slot 0, the last one zero-padded. Query rows lie in tiles of fixed
-  size. So every product has one shape, tile x D x block or tile x block x D, and `checks.place_does_not_matter` holds
-  for it: a row has the same bits at any place in the tile, for any number of blocks, and in tiles of both sizes.
+  sizes. So a product has one of few shapes, tile x D x block or tile x block x D, and `checks.place_does_not_matter`
+  holds for each: a row has the same bits at any place in the tile, for any number of blocks, and in tiles of all sizes.
 - The maximum runs over all allowed keys; a maximum is exact in any order.
 - Each block's sum of weights runs over KEY_BLOCK entries of one contiguous row, zeros included.
 - The blocks' sums and products are added by a binary tree over the absolute block index, (0+1)+(2+3), ...: further keys
   only add exact zeros, or a level on top.
 
-So a block that no query of a tile may attend to can be left out. Slots count, not tokens: padding in front of a token
+So a block that no query of a tile may attend to can be left out, and several requests can share one call, the shorter
+ones with blocks of zeros behind. Slots count, not tokens: padding in front of a token
 shifts it to another slot, perhaps another block, and may change its bits.
 """
 
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +28,9 @@ from minimodel.invariant.checks import cancelling, in_tiles, place_does_not_matt
 from minimodel.roles import causal_mask
 
 KEY_BLOCK = 256
-ROW_TILES = (16, 256)  # rows = query tokens x the heads that share a key/value head; the first is the specification
+# rows = query tokens x the heads that share a key/value head; the first is the specification, the small ones fit a
+# decode step of 2 or 4 heads per key/value head
+ROW_TILES = (16, 2, 4, 256)
 
 
 def blocked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
@@ -34,11 +38,19 @@ def blocked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
 
     A query that may attend to nothing gives zeros. InputError where no tile size passes its check on this device.
     """
+    return blocked_several(query, [(keys, values)], [mask], scaling)
+
+
+def blocked_several(
+    query: Tensor, held: Sequence[tuple[Tensor, Tensor]], masks: Sequence[Tensor | None], scaling: float
+) -> Tensor:
+    """Attention of several requests of T queries each: query [all B, H, T, D] -> [all B, T, H, D].
+
+    held: keys and values [B, H_kv, S, D] per request. masks: [B or 1, 1, T, S] per request, None for causal attention.
+    """
     batch, heads, length, head_dim = query.shape
-    kv_heads, key_length = keys.shape[1:3]
+    kv_heads = held[0][0].shape[1]
     groups = heads // kv_heads
-    if mask is None:
-        mask = causal_mask(length, key_length, query.device)
     tiles = row_tiles(query.dtype, head_dim, query.device, thread_counts())
     tile = next((size for size in tiles if size >= length * groups), tiles[-1])
     tokens = tile // groups
@@ -46,9 +58,13 @@ def blocked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
         raise InputError(
             f"attention kernel blocked: expected at most {tile} query heads per key/value head, found {groups}"
         )
-    keys, values = whole_blocks(keys), whole_blocks(values)
-    # [B or 1, 1, T, S] -> [blocks, B or 1, 1, T, 1, KEY_BLOCK]; the padding is forbidden too
-    forbidden = F.pad(~mask, (0, keys.shape[0] * KEY_BLOCK - key_length), value=True)
+    keys, values = (whole_blocks([pair[i] for pair in held]) for i in (0, 1))  # [blocks, B, H_kv, KEY_BLOCK, D]
+    # what no mask allows, the padding of the last blocks included, is forbidden
+    forbidden = torch.ones(batch, 1, length, len(keys) * KEY_BLOCK, dtype=torch.bool, device=query.device)
+    for mine, (own, _), mask in zip(forbidden.split([len(own) for own, _ in held]), held, masks):
+        allowed = causal_mask(length, own.shape[2], query.device) if mask is None else mask
+        mine[..., : own.shape[2]] = ~allowed
+    # [B, 1, T, S] -> [blocks, B, 1, T, 1, KEY_BLOCK]
     forbidden = forbidden.unflatten(-1, (-1, KEY_BLOCK)).permute(3, 0, 1, 2, 4)[:, :, :, :, None]
     # [B, H, T, D] -> [B, H_kv, T, groups, D]: the heads that share a key/value head become neighbouring rows
     query = query.view(batch, kv_heads, groups, length, head_dim).transpose(2, 3)
@@ -58,21 +74,24 @@ def blocked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
         unseen = forbidden[:, :, :, part]
         blocks = keys.shape[0] if length == 1 else _reach(unseen)
         parts.append(_tile(query[:, :, part], keys[:blocks], values[:blocks], unseen[:blocks], tile, scaling))
-    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     # [B, H_kv, T, groups, D] -> [B, T, H, D]
-    return out.transpose(1, 2).reshape(batch, length, heads, head_dim)
+    return torch.cat(parts, dim=2).transpose(1, 2).reshape(batch, length, heads, head_dim)
 
 
-def whole_blocks(x: Tensor) -> Tensor:
-    """keys or values [B, H_kv, S, D] -> a copy [blocks, B, H_kv, KEY_BLOCK, D], zero after the last slot."""
-    batch, kv_heads, length, head_dim = x.shape
-    full, rest = divmod(length, KEY_BLOCK)
-    out = x.new_empty(full + bool(rest), batch, kv_heads, KEY_BLOCK, head_dim)
-    if full:
-        out[:full] = x[:, :, : full * KEY_BLOCK].unflatten(2, (full, KEY_BLOCK)).permute(2, 0, 1, 3, 4)
-    if rest:
-        out[full, :, :, :rest] = x[:, :, full * KEY_BLOCK :]
-        out[full, :, :, rest:] = 0  # never what a cache holds beyond its length: 0 x NaN is NaN
+def whole_blocks(parts: Sequence[Tensor]) -> Tensor:
+    """keys or values [B, H_kv, S, D] of each request -> a copy [blocks, all B, H_kv, KEY_BLOCK, D].
+
+    Zero after a request's last slot, and never what a cache holds there: 0 x NaN is NaN.
+    """
+    _, kv_heads, _, head_dim = parts[0].shape
+    blocks = -(-max(part.shape[2] for part in parts) // KEY_BLOCK)
+    out = parts[0].new_zeros(blocks, sum(map(len, parts)), kv_heads, KEY_BLOCK, head_dim)
+    for part, own in zip(parts, out.split([len(part) for part in parts], dim=1)):
+        full, rest = divmod(part.shape[2], KEY_BLOCK)
+        if full:
+            own[:full] = part[:, :, : full * KEY_BLOCK].unflatten(2, (full, KEY_BLOCK)).permute(2, 0, 1, 3, 4)
+        if rest:
+            own[full, :, :, :rest] = part[:, :, full * KEY_BLOCK :]
     return out
 
 
@@ -120,40 +139,34 @@ def add_tree(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def row_tiles(dtype: torch.dtype, head_dim: int, device: torch.device, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the tile sizes in use: the smallest, and those that give its bits. InputError if the smallest fails."""
-    good = []
-    for tile in ROW_TILES:
-        if _keeps_bits(dtype, head_dim, device, tile):
-            good.append(tile)
-        elif tile == ROW_TILES[0]:
-            kind = f"{dtype} on {device}, threads {counts}"
-            raise InputError(
-                f"attention kernel blocked: expected invariant rows for head size {head_dim}, {kind}, found none"
-            )
-    return tuple(good)
+    """Returns the tile sizes in use, ascending: the first of `ROW_TILES`, and those that give its bits.
+
+    InputError if the first fails.
+    """
+    good = tuple(sorted(tile for tile in ROW_TILES if _keeps_bits(dtype, head_dim, device, tile)))
+    if ROW_TILES[0] not in good:
+        kind = f"{dtype} on {device}, threads {counts}"
+        raise InputError(
+            f"attention kernel blocked: expected invariant rows for head size {head_dim}, {kind}, found none"
+        )
+    return good
 
 
 def _keeps_bits(dtype: torch.dtype, head_dim: int, device: torch.device, tile: int) -> bool:
-    """Checks both products: a row has the smallest tile's bits at any place, for one block and several."""
+    """Checks both products: a row has the first tile's bits at any place, for one block and several."""
     for width, out in ((head_dim, KEY_BLOCK), (KEY_BLOCK, head_dim)):
         x, weight = cancelling(ROW_TILES[-1], width, 6 * out, dtype, device)
         blocks = weight.view(6, out, width).transpose(1, 2)  # the scores read the keys so, transposed
         blocks = blocks if width == head_dim else blocks.contiguous()
         with threads(1):
-            alone = [in_tiles(_BatchedProduct(blocks[i : i + 1]), x, ROW_TILES[0]) for i in range(6)]
+            alone = [in_tiles(partial(_product, blocks[i : i + 1]), x, ROW_TILES[0]) for i in range(6)]
         for count in (1, 2, 6):
             expected = torch.cat(alone[:count], dim=-1)
-            if not place_does_not_matter(_BatchedProduct(blocks[:count]), x, tile, expected):
+            if not place_does_not_matter(partial(_product, blocks[:count]), x, tile, expected):
                 return False
     return True
 
 
-class _BatchedProduct:
+def _product(blocks: Tensor, rows: Tensor) -> Tensor:
     """Rows [n, in] times each of several blocks [k, in, out] in one batched call: [n, k * out]."""
-
-    def __init__(self, blocks: Tensor) -> None:
-        self.blocks = blocks
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        batch = rows.expand(len(self.blocks), *rows.shape).contiguous()
-        return torch.bmm(batch, self.blocks).transpose(0, 1).flatten(1)
+    return torch.bmm(rows.expand(len(blocks), *rows.shape).contiguous(), blocks).transpose(0, 1).flatten(1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from minimodel.bits import same_bits
 
 Rows = Callable[[Tensor], Tensor]  # [n, in] -> [n, out], row by row
+LARGE = 1 << 24  # weights of more elements are not made twice
 
 
 def thread_counts() -> tuple[int, ...]:
@@ -49,6 +50,17 @@ def cancelling(
     x, weight = x.to(dtype), weight.to(dtype)
     x[:, second], weight[:, second] = x[:, first], -weight[:, first]
     return x.to(device), weight.to(device)
+
+
+def trial(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns what a check of this weight's shape runs on: rows x, a weight, and zeros for the bias if there is one.
+
+    A very large weight stands for itself, so that no second one is made: its outputs are so many that even ordinary
+    rows show a difference in some of them.
+    """
+    large = weight.numel() > LARGE
+    x, made = cancelling(rows, weight.shape[1], 2 if large else weight.shape[0], weight.dtype, weight.device)
+    return x, weight.detach() if large else made, None if bias is None else torch.zeros_like(bias)
 
 
 def in_tiles(function: Rows, x: Tensor, tile: int) -> Tensor:

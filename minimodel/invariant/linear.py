@@ -13,16 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minimodel.errors import InputError
-from minimodel.invariant.checks import Rows, in_tiles, place_does_not_matter, thread_counts, threads
-from minimodel.packed import PackedWeight, can_pack, trial
+from minimodel.invariant.checks import Rows, in_tiles, place_does_not_matter, thread_counts, threads, trial
+from minimodel.packed import PackedWeight, can_pack
 
 # in order of preference; packed tiles of 32 rows cost little more than two rows, and a long call little more than one
 CANDIDATES = (("packed", 32), ("plain", 32), ("plain", 8), ("plain", 1))
 SIZES = (2, 8, 32, 128, 512)
 FEW_ROWS = 32  # no candidate is larger, so more rows always fill some size
-CHECK_ROWS = (512, 128)  # rows of a check: the first number whose products with the weight are at most CHECK_PRODUCTS
+CHECK_ROWS = (512, 128, 64)  # rows of a check: the first whose products with the weight are few enough, or the last
 CHECK_PRODUCTS = 1 << 30
-FEWEST_ROWS = 64  # rows of a check where both are too many
 
 Plan = tuple[str, tuple[int, ...]]  # the primitive, and the call sizes that agree, ascending
 _PLANS: dict[tuple[object, ...], Plan] = {}  # by shape: an order of sums does not depend on the numbers
@@ -33,7 +32,10 @@ def tiled(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 
     InputError names the shape where no candidate passes its check on this device.
     """
-    primitive, sizes = _plan(weight, bias)
+    shape = (tuple(weight.shape), bias is None, weight.dtype, weight.device, thread_counts())
+    if shape not in _PLANS:
+        _PLANS[shape] = _checked_plan(weight, bias)
+    primitive, sizes = _PLANS[shape]
     return partial(_run, _rows_function(primitive, weight, bias), sizes)
 
 
@@ -41,15 +43,8 @@ def _rows_function(primitive: str, weight: Tensor, bias: Tensor | None) -> Rows:
     return PackedWeight(weight, bias) if primitive == "packed" else partial(F.linear, weight=weight, bias=bias)
 
 
-def _plan(weight: Tensor, bias: Tensor | None) -> Plan:
-    shape = (tuple(weight.shape), bias is None, weight.dtype, weight.device, thread_counts())
-    if shape not in _PLANS:
-        _PLANS[shape] = _checked_plan(weight, bias)
-    return _PLANS[shape]
-
-
 def _checked_plan(weight: Tensor, bias: Tensor | None) -> Plan:
-    rows = next((n for n in CHECK_ROWS if n * weight.numel() <= CHECK_PRODUCTS), FEWEST_ROWS)
+    rows = next((n for n in CHECK_ROWS if n * weight.numel() <= CHECK_PRODUCTS), CHECK_ROWS[-1])
     x, weight, bias = trial(weight, bias, rows)
     for primitive, tile in CANDIDATES:
         if primitive == "packed" and not can_pack(weight):
@@ -69,21 +64,18 @@ def _checked_plan(weight: Tensor, bias: Tensor | None) -> Plan:
 
 def _run(function: Rows, sizes: tuple[int, ...], x: Tensor) -> Tensor:
     """Computes x [..., in] in calls of sizes that agree: few rows in one padded call, more in the largest full size."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])  # [n, in]
     count = rows.shape[0]
     if count in sizes and rows.data_ptr() % 64 == 0:  # a library may look at the alignment; torch allocates by 64
         return function(rows).view(*x.shape[:-1], -1)
     parts, start = [], 0
     while start < count:
         left = count - start
-        if left > FEW_ROWS:
-            size = max(s for s in sizes if s <= left)
-        else:
-            size = next((s for s in sizes if s >= left), sizes[-1])
+        fitting = [s for s in sizes if s <= left] if left > FEW_ROWS else [s for s in sizes[::-1] if s >= left]
+        size = fitting[-1] if fitting else sizes[-1]
         part = rows.new_zeros(size, rows.shape[1])
         taken = min(size, left)
         part[:taken] = rows[start : start + taken]
         parts.append(function(part)[:taken])
         start += taken
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out.view(*x.shape[:-1], -1)
+    return torch.cat(parts).view(*x.shape[:-1], -1)

@@ -1,5 +1,7 @@
 """How many requests may step together: what holds here, and a kernel that breaks it on purpose."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,10 +9,13 @@ import torch.nn.functional as F
 from decode import independence
 from decode.independence import LARGEST, row_counts_equal, together_here
 from decode.together import OneCallEach, Pairs, shape_of, taking
-from minimodel import load_model
+from minimodel import load_model, packed
+from minimodel.attention import SEVERAL_KERNELS
 from minimodel.bits import same_bits
+from minimodel.invariant.attention import blocked_several
 from minimodel.invariant.checks import cancelling
 from minimodel.linear import LINEAR_KERNELS, Plain
+from minimodel.packed import PackedWeight
 from tests.conftest import numeric
 from tests.helpers import random_tensor
 
@@ -105,7 +110,7 @@ def test_ways_share_every_weight(fp32):
     assert fp32.lm_head is head, "the model itself stays as it was"
     changed = [other.lm_head, *(layer.o_proj for layer in other.layers)]
     changed += [each for layer in other.layers for each in layer.qkv_proj.maps]
-    assert all(isinstance(each, OneCallEach) for each in changed) and taking(fp32, {}) is fp32
+    assert all(isinstance(each, OneCallEach) for each in changed)
 
 
 def test_a_plain_map_whose_rows_change_in_one_call_takes_another_way(monkeypatch):
@@ -132,3 +137,66 @@ def test_a_head_too_large_to_be_made_twice_is_tried_itself(bf16, monkeypatch, un
     unknown("row_counts_equal", lambda real: lambda function, x: tried.append(function(x[:2])) or real(function, x))
     assert together_here(bf16).size >= 1
     assert bf16.config.vocab_size in {out.shape[-1] for out in tried}
+
+
+class Unpacked(PackedWeight):
+    """Stands in for oneDNN's packed weight on a CPU that packs no BF16: F.linear itself, and the row counts called."""
+
+    called: ClassVar[set[int]] = set()
+
+    def __init__(self, weight, bias):
+        self.packed, self.bias = weight, bias
+
+    def __call__(self, rows):
+        self.called.add(rows.numel() // rows.shape[-1])
+        return F.linear(rows, self.packed, self.bias)
+
+    def weight(self):
+        return self.packed
+
+
+class Odd(Unpacked):
+    """A packed weight whose rows have other bits in calls of six and more."""
+
+    def __call__(self, rows):
+        out = super().__call__(rows)
+        return out if rows.numel() // rows.shape[-1] < 6 else -out
+
+
+@pytest.mark.parametrize("kind", [Unpacked, Odd])
+def test_packed_weights_are_tried_at_load_for_one_request_and_here_for_several(tiny_directory, kind, monkeypatch):
+    """oneDNN keeps memory of every row count called, so loading tries the two of one request."""
+    monkeypatch.setattr(packed, "_EQUAL", {})
+    monkeypatch.setattr(independence, "_KNOWN", {})
+    monkeypatch.setattr(packed, "PackedWeight", kind)
+    monkeypatch.setattr(packed, "packing_works", lambda dtype: True)
+    Unpacked.called.clear()
+    model = load_model(tiny_directory, numeric("bf16", linear="packed"), copies=1)
+    assert Unpacked.called == {1, 2}
+    assert model.layers[0].qkv_proj.counts == model.lm_head.maps.counts == (1, 2)
+    plain = together_here(load_model(tiny_directory, numeric("bf16"), copies=1))
+    found = together_here(model)
+    joint, head = found.model.layers[0].qkv_proj, found.model.lm_head.maps
+    if plain.size == LARGEST:  # F.linear's rows keep their bits here
+        assert joint.counts == head.counts == (None if kind is Unpacked else (1, 2)), "else F.linear takes the rows"
+    assert joint.run is model.layers[0].qkv_proj.run and model.lm_head.maps.counts == (1, 2)
+    x = random_tensor(2 * found.size, 1, model.config.hidden_size, dtype=torch.bfloat16)
+    alone = [plain.model.layers[0].qkv_proj(pair.clone()) for pair in x.split(2)]
+    assert all(same_bits(mine, torch.cat(own)) for mine, own in zip(joint(x), zip(*alone)))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_requests_attend_in_one_call_where_the_kernel_and_the_layer_allow_it(tiny_directory, dtype, monkeypatch):
+    monkeypatch.setattr(independence, "_KNOWN", {})
+    model = load_model(tiny_directory, numeric(dtype, kernels="invariant"))
+    found = together_here(model, 4)
+    assert found.size == 4 and found.model.attend_several is blocked_several and model.attend_several is None
+    assert together_here(load_model(tiny_directory, numeric(dtype)), 2).model.attend_several is None
+
+    def mixed(query, held, masks, scaling):
+        return blocked_several(query, held, masks, scaling).roll(2, dims=0)
+
+    monkeypatch.setitem(SEVERAL_KERNELS, "blocked", mixed)
+    monkeypatch.setattr(independence, "_KNOWN", {})
+    alone = together_here(model, 4)
+    assert alone.size == 4 and alone.model.attend_several is None, "the control: each request attends in its own call"

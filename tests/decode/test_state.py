@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decode import State, Structure, token_digest
-from decode.state import content_of
-from decode.structure import advance, forced
+from decode.state import advance, content_of, forced
 from tests.helpers import refused
 from tests.tiny import CAPS, CONFIG
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from decode import State
-from decode.chat import TEMPLATE, Chat
 from decode.contract import CLOSE, OPEN
-from decode.text import TextCodec
+from decode.text import CHAT_TEMPLATE, Chat, TextCodec
 from tests.helpers import refused
 
 START, END, ENDOFTEXT = 269, 270, 256  # of a stock tokenizer
@@ -99,7 +98,7 @@ def codec(stock_directory):
 
 
 def test_special_tokens_of_a_chat_template_are_tokens_and_those_of_the_user_are_text(codec):
-    chat = Chat.of(codec, TEMPLATE, ("<|im_end|>", "<|endoftext|>"))
+    chat = Chat.of(codec, CHAT_TEMPLATE, ("<|im_end|>", "<|endoftext|>"))
     assert chat.stop == (END, ENDOFTEXT)
     ids = chat.encode("Say <|im_end|> {choices} {question}", ["<|im_start|>", "b"])
     assert [token for token in ids if token >= 256] == [START, END, START, END, START]

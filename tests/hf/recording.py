@@ -19,8 +19,7 @@ from cache.kv import KVCache
 from decode.contract import Contract
 from decode.greedy import Suffix
 from decode.record import FunctionalRecord
-from decode.state import State, content_of
-from decode.structure import Structure, advance, forced
+from decode.state import State, Structure, advance, content_of, forced
 from minimodel.bits import RowFailure, require_equal_copies
 from minimodel.decoder import Observe
 from minimodel.roles import ANSWER, MERGE

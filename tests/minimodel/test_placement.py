@@ -19,7 +19,7 @@ from cache.storage import Provenance
 from decode import greedy_suffix
 from minimodel import Decoder, NumericContract, load_model
 from minimodel.checkpoint import open_checkpoint
-from minimodel.placement import place_of, placement
+from minimodel.load import place_of, placement
 from tests.conftest import numeric
 from tests.helpers import refused
 from tests.tiny import CONFIG
@@ -134,7 +134,7 @@ def run(model, cache, start, length):
 def test_a_layer_whose_border_is_forgotten_fails(tiny_directory, fake):
     """The control: the fake devices do not mix."""
     model = placed(tiny_directory, placement("cpu:0,cpu:1", LAYERS), False)
-    model.borders.into.clear()
+    model.places = model.places[:1] * LAYERS
     with pytest.raises(RuntimeError, match=r"same device|two different devices"):
         run(model, KVCache.for_model(model, 2, 9), 0, 5)
 

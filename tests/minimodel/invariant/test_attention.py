@@ -4,11 +4,12 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import same_bits
 from minimodel.invariant import attention
-from minimodel.invariant.attention import KEY_BLOCK, add_tree, blocked, whole_blocks
+from minimodel.invariant.attention import KEY_BLOCK, ROW_TILES, add_tree, blocked, blocked_several, whole_blocks
 from tests.helpers import DTYPES, random_tensor, refused
 
 EDGES = [1, 2, 15, 16, 17, 255, 256, 257, 300]
@@ -112,11 +113,63 @@ def test_further_zero_blocks_change_nothing_in_a_tree(blocks):
 
 
 def test_blocks_hold_the_keys_and_zeros():
-    x = random_tensor(2, 3, KEY_BLOCK + 5, 4)
-    held = whole_blocks(x)
-    assert held.shape == (2, 2, 3, KEY_BLOCK, 4)
-    flat = held.permute(1, 2, 0, 3, 4).flatten(2, 3)
-    assert same_bits(flat[:, :, : KEY_BLOCK + 5].contiguous(), x) and not flat[:, :, KEY_BLOCK + 5 :].any()
+    long, short = random_tensor(2, 3, KEY_BLOCK + 5, 4), random_tensor(1, 3, 7, 4, seed=1)
+    held = whole_blocks([long, short])
+    assert held.shape == (2, 3, 3, KEY_BLOCK, 4)
+    for rows, x in ((held[:, :2], long), (held[:, 2:], short)):
+        flat = rows.permute(1, 2, 0, 3, 4).flatten(2, 3)
+        assert same_bits(flat[:, :, : x.shape[2]].contiguous(), x) and not flat[:, :, x.shape[2] :].any()
+
+
+def several_and_alone(several, alone, dtype: torch.dtype, lengths: list[int], groups: int) -> list[bool]:
+    """Whether the last token of each of several requests has the bits in one call that it has alone."""
+    case = Case(dtype, max(lengths), groups, seed=11)
+    queries = [case.query[:, :, n - 1 : n] for n in lengths]
+    held = [(case.keys[:, :, :n], case.values[:, :, :n]) for n in lengths]
+    masks = [case.mask[:, :, n - 1 : n, :n] for n in lengths]
+    found = several(torch.cat(queries), held, masks, case.scaling).split(case.batch)
+    each = [alone(query, *pair, mask, case.scaling) for query, pair, mask in zip(queries, held, masks)]
+    return [same_bits(mine.contiguous(), own.contiguous()) for mine, own in zip(found, each)]
+
+
+LENGTHS = [3, 40, 255, 256, 257, 300, 511, 600, 1030]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_requests_of_one_call_keep_the_bits_they_have_alone(dtype, groups, fresh_threads):
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for count in (1, 2, len(LENGTHS)):
+            assert all(several_and_alone(blocked_several, blocked, dtype, LENGTHS[:count], groups))
+
+
+def test_requests_padded_to_one_length_do_not_keep_theirs_under_sdpa():
+    """The control: zeros behind the shorter requests and a mask, under the default kernel."""
+    sdpa = ATTENTION_KERNELS["repeat_kv"]
+
+    def padded(query, held, masks, scaling):
+        keys, values = (
+            torch.cat([F.pad(pair[i], (0, 0, 0, LENGTHS[-1] - pair[i].shape[2])) for pair in held]) for i in (0, 1)
+        )
+        mask = torch.cat([F.pad(one, (0, LENGTHS[-1] - one.shape[-1])) for one in masks])
+        return sdpa(query, keys, values, mask, scaling)
+
+    equal = [several_and_alone(padded, sdpa, dtype, LENGTHS, 2) for dtype in (torch.bfloat16, torch.float32)]
+    assert not all(map(all, equal))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tile_size_is_used_only_where_it_gives_the_first_ones_bits(dtype, monkeypatch):
+    device, real = torch.device("cpu"), attention.place_does_not_matter
+    found = attention.row_tiles(dtype, 64, device, (1, 2))
+    assert ROW_TILES[0] in found and list(found) == sorted(found) and set(found) <= set(ROW_TILES)
+    attention.row_tiles.cache_clear()
+    monkeypatch.setattr(
+        attention, "place_does_not_matter", lambda f, x, tile, expected: tile != 4 and real(f, x, tile, expected)
+    )
+    assert attention.row_tiles(dtype, 64, device, (1, 2)) == tuple(tile for tile in found if tile != 4)
+    attention.row_tiles.cache_clear()
 
 
 @pytest.mark.parametrize("length", [1, 40, 256, 300, 600])
