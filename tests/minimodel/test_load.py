@@ -130,10 +130,9 @@ def test_peak_memory_of_loading(tmp_path):
     layer = (stored - head) / size["num_hidden_layers"]
     assert peak("load_model", "bf16", "plain", "2") <= plain + head + layer + 100e6
     # packing holds one product's weights twice, its check once more, the head's first; never all of them
-    for dtype, size in (("bf16", 1), ("fp32", 2)):
+    for dtype, unpacked, width in (("bf16", plain, 1), ("fp32", wide, 2)):
         if not why_not_packed(DTYPES[dtype], torch.device("cpu")):
-            unpacked = plain if dtype == "bf16" else wide
-            assert peak("load_model", dtype, "packed", "1") < unpacked + 2 * size * head < unpacked + size * stored
+            assert peak("load_model", dtype, "packed", "1") < unpacked + 2 * width * head < unpacked + width * stored
     assert peak("load_file") > 1.1 * 2 * stored + 300e6, "the measurement must see a second copy"
 
 

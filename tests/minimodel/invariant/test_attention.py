@@ -121,13 +121,13 @@ def test_blocks_hold_the_keys_and_zeros():
         assert same_bits(flat[:, :, : x.shape[2]].contiguous(), x) and not flat[:, :, x.shape[2] :].any()
 
 
-def several_and_alone(several, alone, dtype: torch.dtype, lengths: list[int], groups: int) -> list[bool]:
+def several_and_alone(several, alone, dtype, lengths, groups):
     """Whether the last token of each of several requests has the bits in one call that it has alone."""
     case = Case(dtype, max(lengths), groups, seed=11)
     queries = [case.query[:, :, n - 1 : n] for n in lengths]
     held = [(case.keys[:, :, :n], case.values[:, :, :n]) for n in lengths]
     masks = [case.mask[:, :, n - 1 : n, :n] for n in lengths]
-    found = several(torch.cat(queries), held, masks, case.scaling).split(case.batch)
+    found = several(torch.cat(queries), held, masks, case.scaling).split(len(case.query))
     each = [alone(query, *pair, mask, case.scaling) for query, pair, mask in zip(queries, held, masks)]
     return [same_bits(mine.contiguous(), own.contiguous()) for mine, own in zip(found, each)]
 
@@ -135,13 +135,12 @@ def several_and_alone(several, alone, dtype: torch.dtype, lengths: list[int], gr
 LENGTHS = [3, 40, 255, 256, 257, 300, 511, 600, 1030]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("groups", [1, 4, 7])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_requests_of_one_call_keep_the_bits_they_have_alone(dtype, groups, fresh_threads):
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        for count in (1, 2, len(LENGTHS)):
-            assert all(several_and_alone(blocked_several, blocked, dtype, LENGTHS[:count], groups))
+        assert all(several_and_alone(blocked_several, blocked, dtype, LENGTHS, groups))
 
 
 def test_requests_padded_to_one_length_do_not_keep_theirs_under_sdpa():
