@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -130,21 +131,16 @@ def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
     mask = mask[None, None].to(numeric.torch_device)
     with threads(1):
         whole = steps_of(model, tokens.expand(2, -1), mask, random_kv(numeric, config, 0, seed=7))
-    for count in thread_counts():
-        for copies in (1, 2):
-            for start, stop in _chunks(config):
-                held = Before(*(whole[name][:copies, :, :start] for name in ("keys", "values")))
-                with threads(count):
-                    part = steps_of(
-                        model, tokens[:, start:stop].expand(copies, -1), mask[:, :, start:stop, :stop], held
-                    )
-                if name := _differing(part, whole, start, stop, copies):
-                    shape = f"{list(part[name].shape)} {numeric.dtype} on {numeric.device}, {count} threads"
-                    expected = (
-                        f"tokens {start} to {stop - 1} of {copies} copies to have the bits of one call of {LENGTH}"
-                    )
-                    step = f"{_kernel(name, numeric)} at {name.removeprefix(KEPT)}"
-                    return f"self-check of {step}, {shape}: expected {expected}, found others"
+    for count, copies, (start, stop) in product(thread_counts(), (1, 2), _chunks(config)):
+        held = Before(*(whole[name][:copies, :, :start] for name in ("keys", "values")))
+        with threads(count):
+            part = steps_of(model, tokens[:, start:stop].expand(copies, -1), mask[:, :, start:stop, :stop], held)
+        if name := _differing(part, whole, start, stop, copies):
+            return (
+                f"self-check of {_kernel(name, numeric)} at {name.removeprefix(KEPT)}, {list(part[name].shape)} "
+                f"{numeric.dtype} on {numeric.device}, {count} threads: expected tokens {start} to {stop - 1} of "
+                f"{copies} copies to have the bits of one call of {LENGTH}, found others"
+            )
     return ""
 
 
