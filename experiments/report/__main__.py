@@ -9,33 +9,14 @@ page is then written all the same, and says so first.
     python -m experiments.report runs/matrix-bf16 runs/fixed_prefix-bf16-fp32
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from experiments.report.blocks import Report
 from experiments.report.page import write_report
-from experiments.report.rows import row_entries
-from experiments.report.runs import Run, find_runs, matched_matrices, read_runs
-from experiments.report.sections import contract_section, environment, experiment_section, glance, group, side_by_side
+from experiments.report.runs import find_runs, matched_matrices, read_runs
+from experiments.report.sections import build_report
 from experiments.run.exits import DONE, GATE_FAILED, run_command, say
-
-TITLE = "Stage replay: what the cache's construction changes"
-
-
-def build_report(runs: Sequence[Run]) -> Report:
-    """Returns all sections of the report of `runs`, in the study's order."""
-    grouped = group(runs)
-    ordered = [run for members in grouped.values() for run in members]
-    sections = [
-        glance(ordered),
-        contract_section(ordered),
-        side_by_side(ordered),
-        *(experiment_section(experiment, members) for experiment, members in grouped.items()),
-        environment(ordered),
-    ]
-    return Report(TITLE, tuple(section for section in sections if section is not None), row_entries(ordered))
 
 
 @click.command(help=__doc__)

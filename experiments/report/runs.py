@@ -1,10 +1,11 @@
 """Run directories read back for the report, with a line for each fault; their compared arms, in all and by row."""
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ TRANSPLANTS = {arm: DONORS.get(arm, (arm, arm)) for arm in ("incremental", *reve
 class Fields(dict[str, Any]):
     """A JSON object of a file. A field that it lacks is an InputError, because a run of another version wrote it."""
 
-    source: Path | str
+    def __init__(self, source: Path | str, value: dict[str, Any]) -> None:
+        super().__init__(value)
+        self.source = source
 
     def __missing__(self, key: str) -> Any:
         raise InputError(
@@ -36,13 +39,7 @@ class Fields(dict[str, Any]):
 
 def fields(value: Any, source: Path | str) -> Any:
     """Returns the JSON value with every object as `Fields`."""
-    if isinstance(value, list):
-        return [fields(inner, source) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    found = Fields((key, fields(inner, source)) for key, inner in value.items())
-    found.source = source
-    return found
+    return json.loads(json.dumps(value), object_hook=partial(Fields, source))
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """The page's sections: the runs at a glance, the matched design, kernels side by side, each experiment, and where the
 numbers come from."""
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.report.blocks import Alert, Block, Cell, Figure, Paragraph, Section, Table, Verdict, table
+from experiments.report.blocks import Alert, Block, Cell, Figure, Paragraph, Report, Section, Table, Verdict, table
 from experiments.report.charts import Drawing
 from experiments.report.figures import pair_blocks
+from experiments.report.rows import row_entries
 from experiments.report.runs import Run, pairs
 from experiments.report.summaries import endpoint_blocks, gate_table, head
 from experiments.report.values import rate, scalar, words
@@ -45,17 +47,21 @@ DESIGN = {
     "incremental": ("the fixed tokens, one per call", "a bit-exact copy", "first"),
     "prefill": ("the fixed tokens in one call", "a second, independent call", "second"),
 }
+TITLE = "Stage replay: what the cache's construction changes"
 DEFAULT, INVARIANT = "/".join(KERNELS["repeat_kv"]), "/".join(KERNELS["invariant"])
 MACHINE_SCHEMA, MACHINE_FILE = "stage-replay-machine-v1", "machine.json"
 MACHINE_HEADER = ["dtype", "attention", "linear", "copies equal", "rows together", "packed = plain at"]
 MACHINE_HEADER += ["prefill = incremental", "step, ms"]
 
 
-def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Returns runs by experiment, in the study's order; unknown experiments follow in the order given."""
-    names = dict.fromkeys([*EXPERIMENTS, *(run.experiment for run in runs)])
-    found = {name: [run for run in runs if run.experiment == name] for name in names}
-    return {name: members for name, members in found.items() if members}
+def build_report(runs: Sequence[Run]) -> Report:
+    """Returns all sections of the report of `runs`, in the study's order; unknown experiments stand last."""
+    names = list(dict.fromkeys([*EXPERIMENTS, *(run.experiment for run in runs)]))
+    runs = sorted(runs, key=lambda run: names.index(run.experiment))
+    grouped = itertools.groupby(runs, key=lambda run: run.experiment)
+    about = [experiment_section(experiment, list(members)) for experiment, members in grouped]
+    sections = [glance(runs), contract_section(runs), side_by_side(runs), *about, environment(runs)]
+    return Report(TITLE, tuple(section for section in sections if section is not None), row_entries(runs))
 
 
 def glance(runs: Sequence[Run]) -> Section:
