@@ -43,7 +43,7 @@ def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure:
         block = pair.summary["accuracy"]
         counts = [f"{arm} {block[arm]['correct']}/{block[arm]['n']}" for arm in pair.arms]
         rows.append([pair.label, *counts, change(block)])
-        reach = max(reach, *(abs(bound) for bound in block["bootstrap_95"] or []))
+        reach = max([reach, *map(abs, block["bootstrap_95"] or [])])
     caption = (
         "Paired accuracy difference with its bootstrap 95 % interval. A dot without a bar has no interval: every row "
         "has the same difference. Zero with few discordant rows does not establish that the constructions are equal."
@@ -60,15 +60,13 @@ def divergence_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
     if largest < 0:
         return None
     width = next(w for k in range(9) for w in (10**k, 2 * 10**k, 5 * 10**k) if largest < 24 * w)  # at most 24 bins
-    columns = [
-        (label, {f"{a} to {a + width - 1}": str(sum(a <= i < a + width for i in indices))
-                 for a in range(0, largest + 1, width)})
-        for label, indices in found if indices
-    ]  # fmt: skip
+    columns = []
+    for label, indices in ((label, indices) for label, indices in found if indices):
+        bins = [(a, a + width - 1) for a in range(0, largest + 1, width)]
+        columns.append((label, {f"{a} to {b}": str(sum(a <= index <= b for index in indices)) for a, b in bins}))
     quiet = ", ".join(label for label, indices in found if not indices)
-    caption = "Where the suffixes of the two constructions first differ." + (
-        f" No row diverges in {quiet}." * bool(quiet)
-    )
+    caption = "Where the suffixes of the two constructions first differ."
+    caption += f" No row diverges in {quiet}." if quiet else ""
     data = column_table("Rows by first differing token", "token", columns)
     return Figure(name, caption, data, lambda: histogram(data, "first differing token after the boundary"))
 

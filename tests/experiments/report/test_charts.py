@@ -2,12 +2,16 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 from experiments.report.blocks import Figure, Paragraph, Report, RowEntry, table
 from experiments.report.charts import Drawing, cells, dots, histogram, linear, lines, logarithmic, short, standalone
+from experiments.report.figures import accuracy_figure
 from experiments.report.page import write_report
+from experiments.report.runs import Pair, Run
+from stats.endpoints import compare_labels
 from tests.experiments.runs import call
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -20,9 +24,7 @@ def series(*rows):
 
 
 CHARTS = {
-    "dots": dots(
-        "d", "c", series(["r", "1/9 = 1.0 % [0.5, 2.0]", "1/0"], ["s", "", "-1.0 points, none"]), "x", linear(-3, 3)
-    ),
+    "dots": dots(series(["r", "1/9 = 1.0 % [0.5, 2.0]", "1/0"], ["s", "", "-1.0 points, none"]), "x", linear(-3, 3)),
     "histogram": histogram(series(["0 to 4", "1", "2"], ["5 to 9", "0", "7"]), "x"),
     "lines": lines(series(["0", "0", ""], ["1", "1e-04", "0.5"], ["2", "0.02", "3"]), ("x", "y"), "exact"),
     "words": lines(series(["one", "3 (1/2 exact)", "1"], ["whole", "4", "none"]), ("x", "y")),
@@ -47,17 +49,20 @@ def test_a_chart_has_one_mark_per_number_of_its_table():
 
 def test_values_have_their_place_and_zero_has_one_of_its_own():
     scale = logarithmic([0.0, 1e-4, 0.02], "exact")
-    assert scale.ticks[0] == (0.0, "exact") and [label for _, label in scale.ticks[1:]] == [
-        "0.0001",
-        "0.001",
-        "0.01",
-        "0.1",
-    ]
+    assert scale.ticks[0] == (0.0, "exact")
+    assert [label for _, label in scale.ticks[1:]] == ["0.0001", "0.001", "0.01", "0.1"]
     places = [scale.place(value) for value in (0.0, 1e-4, 1e-3, 0.1)]
     assert places == sorted(places) and places[0] == 0.0 < places[1] and places[-1] == 1.0
     assert [label for _, label in logarithmic([1.0], "exact").ticks] == ["1", "10"]
     assert [label for _, label in linear(-2, 102).ticks] == ["0", "20", "40", "60", "80", "100"]
     assert linear(0, 10).place(5) == 0.5 and "exact" in texts(CHARTS["lines"])
+
+
+def test_an_accuracy_without_an_interval_is_a_dot_alone():
+    run = Run(Path(), "r", "r", {}, [], {}, [])
+    summary = {"accuracy": compare_labels([True], [True], 0).accuracy_dict("a", "b")}
+    figure = accuracy_figure("x", [Pair(run, "bf16", ("a", "b"), summary, [])])
+    assert figure.svg.count("<polygon") == 2 and "no interval" in figure.alternative  # one is the legend's
 
 
 def test_drawings_use_the_readers_colours(written):
