@@ -30,12 +30,12 @@ SWITCHED = DonorRow("i", "p", "i", "p")
     ("left", "right", "index"),
     [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [4], 0), ([9, 2], [1, 2], 0)],
 )
-def test_first_divergence(left: list[int], right: list[int], index: int | None) -> None:
+def test_first_divergence(left, right, index):
     assert first_divergence(left, right) == index == first_divergence(right, left)
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
-def test_first_divergence_is_the_end_of_the_common_part(left: list[int], right: list[int]) -> None:
+def test_first_divergence_is_the_end_of_the_common_part(left, right):
     index = first_divergence(left, right)
     if index is None:
         assert left == right
@@ -43,19 +43,19 @@ def test_first_divergence_is_the_end_of_the_common_part(left: list[int], right: 
         assert left[:index] == right[:index] and left[index : index + 1] != right[index : index + 1]
 
 
-def test_disagreement_counts_the_unequal_rows() -> None:
+def test_disagreement_counts_the_unequal_rows():
     block = disagreement([True, False, False, True]).as_dict()
     assert (block["count"], block["n"], block["rate"]) == (2, 4, 0.5)
     assert disagreement([]).as_dict()["wilson_95"] is None
 
 
-def test_divergence_spread() -> None:
+def test_divergence_spread():
     assert divergence_spread([None, 4, 7, None, 88]) == {"n": 3, "median": 7.0, "min": 4.0, "max": 88.0}
     assert divergence_spread([0, 3]) == {"n": 2, "median": 1.5, "min": 0.0, "max": 3.0}
     assert divergence_spread([None]) == {"n": 0, "median": None, "min": None, "max": None}
 
 
-def test_accuracy_block() -> None:
+def test_accuracy_block():
     left = [True] * 9 + [False] * 11 + [True] * 84 + [False] * 96
     right = [False] * 9 + [True] * 11 + [True] * 84 + [False] * 96
     block = compare_labels(left, right, STREAMS["matched_bf16"]).accuracy_dict("live", "prefill")
@@ -67,13 +67,13 @@ def test_accuracy_block() -> None:
     assert (swapped.bootstrap.difference, swapped.left_only, swapped.right_only) == (-1.0, 11, 9)
 
 
-def test_reduction_block() -> None:
+def test_reduction_block():
     block = compare_labels([True, True, False, True], [False] * 4, STREAMS["cross_suffix"]).reduction_dict()
     assert (block["bf16_count"], block["fp32_count"], block["bf16_only"], block["fp32_only"]) == (3, 0, 3, 0)
     assert block["difference_points"] == -75.0 and block["mcnemar_p"] == 0.25 and block["n"] == 4
 
 
-def test_difference_of_differences() -> None:
+def test_difference_of_differences():
     bf16 = ([True, False, False, True], [True, True, False, True])
     fp32 = ([True, False, False, True], [True, False, False, False])
     assert difference_of_differences(bf16, fp32, 30).difference == -50.0
@@ -83,12 +83,12 @@ def test_difference_of_differences() -> None:
         difference_of_differences(bf16, (fp32[0], fp32[1][:3]), 30)
 
 
-def test_unequal_rows_are_refused() -> None:
+def test_unequal_rows_are_refused():
     with pytest.raises(StatsInputError, match="found 1 and 2"):
         compare_labels([True], [True, False], 0)
 
 
-def test_donor_endpoints_of_every_kind_of_row() -> None:
+def test_donor_endpoints_of_every_kind_of_row():
     rows = [
         EXACT,
         SWITCHED,
@@ -107,40 +107,33 @@ def test_donor_endpoints_of_every_kind_of_row() -> None:
     }
 
 
-def test_donor_endpoints_without_rows_or_without_a_stratum() -> None:
+def test_donor_endpoints_without_rows_or_without_a_stratum():
     assert donor_endpoints([])["baseline_divergence"].rate is None
     assert donor_endpoints([EXACT])["bidirectional_donor_recovery"].as_dict()["wilson_95"] is None
     assert donor_endpoints([SWITCHED])["exact_control_novel_trajectory"].as_dict()["rate"] is None
 
 
-def test_the_papers_replication_is_conditional() -> None:
+def test_the_papers_replication_is_conditional():
     endpoints = donor_endpoints([SWITCHED] * 43 + [EXACT] * 5)
     assert interpret(endpoints) == CONDITIONAL == "conditional replication with an underpowered control stratum"
 
 
 @pytest.mark.parametrize(
-    ("divergent", "exact", "recovered", "novel", "label"),
+    ("label", "counts"),
     [
-        (12, 6, 12, 0, STRONG),
-        (42, 6, 42, 0, STRONG),
-        (12, 5, 12, 0, CONDITIONAL),
-        (48, 0, 48, 0, CONDITIONAL),
-        (42, 6, 41, 0, CHECKPOINT_SENSITIVE),
-        (43, 5, 0, 0, CHECKPOINT_SENSITIVE),
-        (42, 6, 42, 1, PROCEDURAL_FAILURE),
-        (42, 6, 41, 1, PROCEDURAL_FAILURE),
-        (11, 37, 11, 0, UNDERPOWERED),
-        (0, 48, 0, 0, UNDERPOWERED),
-        (11, 5, 11, 0, UNDERPOWERED),
-        (11, 37, 10, 0, CHECKPOINT_SENSITIVE),
-        (0, 48, 0, 1, PROCEDURAL_FAILURE),
+        (STRONG, [(12, 6, 12, 0), (42, 6, 42, 0)]),
+        (CONDITIONAL, [(12, 5, 12, 0), (48, 0, 48, 0)]),
+        (CHECKPOINT_SENSITIVE, [(42, 6, 41, 0), (43, 5, 0, 0), (11, 37, 10, 0)]),
+        (PROCEDURAL_FAILURE, [(42, 6, 42, 1), (42, 6, 41, 1), (0, 48, 0, 1)]),
+        (UNDERPOWERED, [(11, 37, 11, 0), (0, 48, 0, 0), (11, 5, 11, 0)]),
     ],
 )
-def test_interpretation(divergent: int, exact: int, recovered: int, novel: int, label: str) -> None:
-    assert interpretation(divergent, exact, recovered, novel) == label
+def test_interpretation(label, counts):
+    """Counts of divergent, exact, recovered and novel rows."""
+    assert [interpretation(*one) for one in counts] == [label] * len(counts)
 
 
-def test_interpretation_is_strong_only_where_every_condition_holds() -> None:
+def test_interpretation_is_strong_only_where_every_condition_holds():
     for divergent, exact in itertools.product(range(15), range(9)):
         for recovered, novel in itertools.product(range(divergent + 1), range(exact + 1)):
             complete = divergent >= 12 and exact >= 6 and recovered == divergent and novel == 0

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -20,9 +18,8 @@ from stats.intervals import SEED, STREAMS, Z_MATRIX, Z_TRANSPLANT, mcnemar_exact
     ("count", "n", "low", "high"),
     [(166, 200, 77.18, 87.57), (49, 200, 19.06, 30.90), (20, 200, 6.57, 14.94), (0, 200, 0.0, 1.88)],
 )
-def test_wilson_gives_the_papers_percentages(count: int, n: int, low: float, high: float) -> None:
+def test_wilson_gives_the_papers_percentages(count, n, low, high):
     interval = wilson(count, n)
-    assert interval.low is not None and interval.high is not None
     assert (round(100 * interval.low, 2), round(100 * interval.high, 2)) == (low, high)
 
 
@@ -35,7 +32,7 @@ def test_wilson_gives_the_papers_percentages(count: int, n: int, low: float, hig
         (7, 20, 0.1811918241010821, 0.5671457233147637),
     ],
 )
-def test_wilson_at_the_ends(count: int, n: int, low: float, high: float) -> None:
+def test_wilson_at_the_ends(count, n, low, high):
     """Case 22."""
     interval = wilson(count, n, Z_TRANSPLANT)
     assert interval.low == pytest.approx(low, rel=4e-16, abs=0) and interval.high == pytest.approx(high, rel=4e-16)
@@ -44,16 +41,15 @@ def test_wilson_at_the_ends(count: int, n: int, low: float, high: float) -> None
 
 
 @given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_is_scipys_interval(pair: tuple[int, int]) -> None:
+def test_wilson_is_scipys_interval(pair):
     count, n = pair
     ours, scipys = wilson(count, n, Z_TRANSPLANT), binomtest(count, n).proportion_ci(0.95, method="wilson")
     assert ours.low == pytest.approx(scipys.low, abs=1e-14) and ours.high == pytest.approx(scipys.high, abs=1e-14)
-    assert ours.low is not None and ours.high is not None and ours.rate is not None
     assert 0.0 <= ours.low <= ours.rate <= ours.high <= 1.0
     assert wilson(count, n, Z_MATRIX).high != ours.high or count == n
 
 
-def test_wilson_without_data_and_with_impossible_counts() -> None:
+def test_wilson_without_data_and_with_impossible_counts():
     """Case 22."""
     assert wilson(0, 0).as_dict() == {"count": 0, "n": 0, "rate": None, "wilson_95": None}
     for count, n in ((2, 1), (-1, 3), (0, -1)):
@@ -65,33 +61,24 @@ def test_wilson_without_data_and_with_impossible_counts() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "p"),
     [
-        (9, 11, 0.8238029479980469),
-        (166, 0, 2.1382117680737565e-50),
-        (0, 49, 3.552713678800501e-15),
-        (20, 0, 1.9073486328125e-06),
-        (0, 0, 1.0),
-        (0, 6, 0.03125),
-        (3, 8, 0.2265625),
-        (1, 1, 1.0),
+        *[(9, 11, 0.8238029479980469), (166, 0, 2.1382117680737565e-50), (0, 49, 3.552713678800501e-15)],
+        *[(20, 0, 1.9073486328125e-06), (0, 0, 1.0), (0, 6, 0.03125), (3, 8, 0.2265625), (1, 1, 1.0)],
     ],
 )
-def test_mcnemar(left: int, right: int, p: float) -> None:
+def test_mcnemar(left, right, p):
     """Without a discordant pair p is 1: evaluate 795 (case 21)."""
     assert mcnemar_exact(left, right) == p == mcnemar_exact(right, left)
-
-
-def test_mcnemar_refuses_negative_counts() -> None:
-    with pytest.raises(StatsInputError, match="found -1 and 2"):
-        mcnemar_exact(-1, 2)
+    with pytest.raises(StatsInputError, match=f"found -1 and {right}"):
+        mcnemar_exact(-1, right)
 
 
 @given(st.integers(0, 300), st.integers(0, 300))
-def test_mcnemar_is_twice_the_smaller_tail(left: int, right: int) -> None:
+def test_mcnemar_is_twice_the_smaller_tail(left, right):
     n, tail = left + right, sum(math.comb(left + right, i) for i in range(min(left, right) + 1))
     assert mcnemar_exact(left, right) == pytest.approx(min(1.0, 2 * tail / 2**n), rel=1e-9)
 
 
-def test_bootstrap_depends_on_seed_stream_and_order_only() -> None:
+def test_bootstrap_depends_on_seed_stream_and_order_only():
     differences = list(np.random.default_rng(1).normal(size=40))
     first = paired_bootstrap(differences, SEED, 3)
     assert first == paired_bootstrap(np.array(differences), SEED, 3)
@@ -102,21 +89,21 @@ def test_bootstrap_depends_on_seed_stream_and_order_only() -> None:
     assert first.difference == pytest.approx(100 * sum(differences) / 40)
 
 
-def test_bootstrap_leaves_numpys_global_generator_alone() -> None:
+def test_bootstrap_leaves_numpys_global_generator_alone():
     before = np.random.get_state()[1].copy()
     paired_bootstrap([0, 1, 1], SEED, 0)
     assert (np.random.get_state()[1] == before).all()
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 200])
-def test_bootstrap_in_slices_draws_the_same_bits(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bootstrap_in_slices_draws_the_same_bits(n, monkeypatch):
     differences = np.random.default_rng(n).integers(-1, 2, n)
     whole = paired_bootstrap(differences, SEED, 5, replicates=3_000)
     monkeypatch.setattr(stats.intervals, "_DRAWS_AT_ONCE", 37 * n)
     assert paired_bootstrap(differences, SEED, 5, replicates=3_000) == whole
 
 
-def test_bootstrap_of_constant_and_of_little_data() -> None:
+def test_bootstrap_of_constant_and_of_little_data():
     """Case 23."""
     constant = paired_bootstrap([0.01] * 10, SEED, 0)
     assert constant.note == "degenerate" and constant.interval == pytest.approx([1.0, 1.0])
@@ -129,7 +116,7 @@ def test_bootstrap_of_constant_and_of_little_data() -> None:
     assert paired_bootstrap([0, 1, 1], SEED, 0).note is None
 
 
-def test_bootstrap_refuses_what_is_not_finite_or_not_a_list() -> None:
+def test_bootstrap_refuses_what_is_not_finite_or_not_a_list():
     """Case 23."""
     for value in (math.nan, math.inf):
         with pytest.raises(StatsInputError, match="at index 1"):
@@ -138,16 +125,5 @@ def test_bootstrap_refuses_what_is_not_finite_or_not_a_list() -> None:
         paired_bootstrap(np.zeros((2, 2)), SEED, 0)
 
 
-def test_streams_are_distinct() -> None:
+def test_streams_are_distinct():
     assert len(set(STREAMS.values())) == len(STREAMS) == 9
-
-
-def test_stats_imports_no_other_room() -> None:
-    code = (
-        "import pkgutil, sys, stats\n"
-        "for module in pkgutil.walk_packages(stats.__path__, 'stats.'): __import__(module.name)\n"
-        "rooms = {'torch', 'transformers', 'minimodel', 'decode', 'cache', 'experiments'}\n"
-        "print(sorted(rooms & {name.partition('.')[0] for name in sys.modules}), 'numpy' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[] True"

@@ -1,10 +1,9 @@
 """Paired statistics of two result files: the join, the numbers and the command."""
 
 import json
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,16 +12,16 @@ from stats.endpoints import compare_results
 from stats.errors import StatsInputError
 
 
-def run(left: Path, right: Path, *options: str) -> Result:
+def run(left, right, *options):
     return CliRunner().invoke(main, [str(left), str(right), *options])
 
 
-def jsonl(path: Path, items: list[dict[str, object]]) -> Path:
+def jsonl(path, items):
     path.write_text("".join(json.dumps(item) + "\n" for item in items))
     return path
 
 
-def test_published_rows_give_the_published_numbers(published: Path, tmp_path: Path) -> None:
+def test_published_rows_give_the_published_numbers(published, tmp_path):
     lines = (published / "data" / "matched_live_prefill.csv").read_text().splitlines(keepends=True)
     table = tmp_path / "bf16.csv"
     table.write_text("".join([lines[0], *reversed([line for line in lines if ",bf16," in line])]))
@@ -40,7 +39,7 @@ def test_published_rows_give_the_published_numbers(published: Path, tmp_path: Pa
 
 @settings(max_examples=10, deadline=None)
 @given(st.dictionaries(st.text(), st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8), st.randoms())
-def test_file_order_moves_nothing(items: dict[str, tuple[bool, bool]], random: object) -> None:
+def test_file_order_moves_nothing(items, random):
     keys = list(items)
     random.shuffle(keys)  # type: ignore[attr-defined]
     straight = compare_results({k: items[k][0] for k in items}, {k: items[k][1] for k in items})
@@ -49,7 +48,7 @@ def test_file_order_moves_nothing(items: dict[str, tuple[bool, bool]], random: o
     assert straight["left_only_ids"] == sorted(k for k, (a, b) in items.items() if a and not b)
 
 
-def test_unequal_ids_name_some_of_the_missing() -> None:
+def test_unequal_ids_name_some_of_the_missing():
     with pytest.raises(
         StatsInputError, match=r"7 only left \('x0', 'x1', 'x2', 'x3', 'x4' ...\) and 1 only right \('b'\)"
     ):
@@ -58,7 +57,7 @@ def test_unequal_ids_name_some_of_the_missing() -> None:
         compare_results({}, {})
 
 
-def test_jsonl_against_csv_with_every_spelling(tmp_path: Path) -> None:
+def test_jsonl_against_csv_with_every_spelling(tmp_path):
     left = jsonl(
         tmp_path / "l.jsonl",
         [{"doc": {"id": i}, "acc": label} for i, label in enumerate([True, 1, 1.0, "true", False, 0, 0.0, "0"])],
@@ -73,7 +72,7 @@ def test_jsonl_against_csv_with_every_spelling(tmp_path: Path) -> None:
     assert found["left_only_ids"] == ["2", "3"] and found["right_only_ids"] == ["5", "6", "7"] and found["n"] == 8
 
 
-def test_lines_say_each_number(tmp_path: Path) -> None:
+def test_lines_say_each_number(tmp_path):
     left = jsonl(tmp_path / "l.jsonl", [{"id": f"q{i}", "correct": i < 3} for i in range(5)])
     right = jsonl(tmp_path / "r.jsonl", [{"id": f"q{i}", "correct": i in (1, 2, 3, 4)} for i in range(5)])
     result = run(left, right)
@@ -87,20 +86,20 @@ def test_lines_say_each_number(tmp_path: Path) -> None:
     assert json.loads(seeded.stdout)["bootstrap_95"] is not None
 
 
-def test_ids_that_cannot_be_printed_are_escaped(tmp_path: Path) -> None:
+def test_ids_that_cannot_be_printed_are_escaped(tmp_path):
     left = jsonl(tmp_path / "l.jsonl", [{"id": "\ud800", "correct": 1}, {"id": "a\nb", "correct": 1}])
     right = jsonl(tmp_path / "r.jsonl", [{"id": "\ud800", "correct": 0}, {"id": "a\nb", "correct": 0}])
     result = run(left, right)
     assert result.exit_code == 0 and "'\\ud800'" in result.stdout and "'a\\nb'" in result.stdout
 
 
-def test_a_single_item_has_no_interval(tmp_path: Path) -> None:
+def test_a_single_item_has_no_interval(tmp_path):
     path = jsonl(tmp_path / "one.jsonl", [{"id": "q", "correct": True}])
     result = run(path, path)
     assert result.exit_code == 0 and "no interval: fewer than two rows" in result.stdout
 
 
-def test_without_a_discordant_item_the_command_says_that_there_is_no_interval(tmp_path: Path) -> None:
+def test_without_a_discordant_item_the_command_says_that_there_is_no_interval(tmp_path):
     equal = [{"id": str(i), "correct": True} for i in range(4)]
     other = [*equal[:3], {"id": "3", "correct": False}]
     left, right = jsonl(tmp_path / "left.jsonl", equal), jsonl(tmp_path / "right.jsonl", other)
@@ -131,7 +130,7 @@ def test_without_a_discordant_item_the_command_says_that_there_is_no_interval(tm
         ("", "found 1 only right ('q')"),
     ],
 )
-def test_bad_files_exit_2_in_one_line(tmp_path: Path, content: str, says: str) -> None:
+def test_bad_files_exit_2_in_one_line(tmp_path, content, says):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(content)
     result = run(bad, jsonl(tmp_path / "good.jsonl", [{"id": "q", "correct": True}]))
@@ -139,7 +138,7 @@ def test_bad_files_exit_2_in_one_line(tmp_path: Path, content: str, says: str) -
     assert result.stderr.count("\n") == 1 and result.stdout == ""
 
 
-def test_bad_csv_and_bad_bytes_exit_2(tmp_path: Path) -> None:
+def test_bad_csv_and_bad_bytes_exit_2(tmp_path):
     good = jsonl(tmp_path / "good.jsonl", [{"id": "q", "correct": True}])
     for content, says in (
         (b"id,correct\nq\n", "line 2: expected 2 cells, found 1"),

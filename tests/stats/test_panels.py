@@ -11,7 +11,7 @@ sizes = st.integers(0, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(
 
 
 @given(sizes)
-def test_positions_are_distinct_sorted_and_reach_both_ends(size: tuple[int, int]) -> None:
+def test_positions_are_distinct_sorted_and_reach_both_ends(size):
     n, k = size
     positions = spread_positions(n, k)
     assert len(positions) == k and positions == sorted(set(positions)) and set(positions) <= set(range(n))
@@ -20,7 +20,7 @@ def test_positions_are_distinct_sorted_and_reach_both_ends(size: tuple[int, int]
         assert all(abs(p * (k - 1) - i * (n - 1)) * 2 <= k - 1 for i, p in enumerate(positions))
 
 
-def test_positions_by_hand() -> None:
+def test_positions_by_hand():
     assert spread_positions(200, 12) == [0, 18, 36, 54, 72, 90, 109, 127, 145, 163, 181, 199]
     assert spread_positions(6, 3) == [0, 2, 5]  # 2.5 goes to the even position
     assert spread_positions(8, 3) == [0, 4, 7]  # and so does 3.5
@@ -31,16 +31,16 @@ def test_positions_by_hand() -> None:
 
 
 @given(st.permutations([(10 * (i // 3), f"r{i:02d}") for i in range(20)]), st.integers(0, 20))
-def test_selection_does_not_depend_on_input_order(items: list[tuple[int, str]], k: int) -> None:
+def test_selection_does_not_depend_on_input_order(items, k):
     chosen = [items[i] for i in length_spread(items, k)]
     assert chosen == [sorted(items)[p] for p in spread_positions(20, k)]
 
 
-def test_equal_lengths_are_ordered_by_id() -> None:
+def test_equal_lengths_are_ordered_by_id():
     assert length_spread([(5, "c"), (5, "a"), (5, "b")], 3) == [1, 2, 0]
 
 
-def test_strata_are_spread_each_and_a_short_one_gives_all() -> None:
+def test_strata_are_spread_each_and_a_short_one_gives_all():
     items = [(length, f"r{length}") for length in (9, 1, 5, 3, 7, 2)]
     strata = ["divergent", "divergent", "exact", "divergent", "divergent", "exact"]
     chosen = stratified_spread(items, strata, {"divergent": 2, "exact": 8})
@@ -48,7 +48,7 @@ def test_strata_are_spread_each_and_a_short_one_gives_all() -> None:
     assert stratified_spread(items, strata, {"absent": 3}) == []
 
 
-def test_repeated_ids_and_unequal_lists_are_refused() -> None:
+def test_repeated_ids_and_unequal_lists_are_refused():
     with pytest.raises(StatsInputError, match="found 'a' again"):
         length_spread([(1, "a"), (2, "a")], 1)
     with pytest.raises(StatsInputError, match="found 'a' again"):

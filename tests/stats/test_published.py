@@ -9,34 +9,34 @@ from click.testing import CliRunner
 
 from experiments.published.__main__ import main
 from stats.errors import StatsInputError
-from stats.published.claims import MISSING, Claim, recompute
+from stats.published.claims import MISSING, recompute
 from stats.published.selection import rederive_panels
 
 
-def edit(path: Path, old: str, new: str, count: int = 1) -> None:
+def edit(path, old, new, count=1):
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, count))
 
 
-def claims_of(directory: Path) -> list[Claim]:
+def claims_of(directory):
     published, plan = (
         json.loads((directory / name).read_text("utf-8-sig")) for name in ("paper_claims.json", "analysis_plan.json")
     )
     return recompute(published, plan, directory / "data")
 
 
-def differing(directory: Path) -> list[str]:
+def differing(directory):
     return [claim.name for claim in claims_of(directory) if not claim.equal]
 
 
-def test_every_published_claim_is_reproduced_exactly(published: Path) -> None:
+def test_every_published_claim_is_reproduced_exactly(published):
     claims = claims_of(published)
     assert len(claims) == 331
     assert [claim for claim in claims if not claim.equal] == []
 
 
-def test_every_published_panel_is_selected_again(published: Path) -> None:
+def test_every_published_panel_is_selected_again(published):
     panels = {panel.name: panel for panel in rederive_panels(published / "data")}
     assert [len(panel.published) for panel in panels.values()] == [12, 24, 8, 48]
     for panel in panels.values():
@@ -46,7 +46,7 @@ def test_every_published_panel_is_selected_again(published: Path) -> None:
     assert not panels["transplant_primary.exact"].differing
 
 
-def test_a_panel_in_which_a_tie_is_no_longer_explained_fails(published: Path, tmp_path: Path) -> None:
+def test_a_panel_in_which_a_tie_is_no_longer_explained_fails(published, tmp_path):
     (tmp_path / "data").mkdir()
     for file in (published / "data").iterdir():
         (tmp_path / "data" / file.name).write_bytes(file.read_bytes())
@@ -54,12 +54,12 @@ def test_a_panel_in_which_a_tie_is_no_longer_explained_fails(published: Path, tm
     assert not any(panel.passed for panel in rederive_panels(tmp_path / "data") if panel.differing)
 
 
-def test_synthetic_claims_agree(release: Path) -> None:
+def test_synthetic_claims_agree(release):
     assert differing(release) == []
     assert all(not panel.differing and panel.passed for panel in rederive_panels(release / "data"))
 
 
-def test_claim_of_another_value_type_or_place_differs(release: Path) -> None:
+def test_claim_of_another_value_type_or_place_differs(release):
     path = release / "paper_claims.json"
     claims = json.loads(path.read_text())
     claims["stock_qwen_diagnostic"]["rows"] = 5.0
@@ -79,7 +79,7 @@ def test_claim_of_another_value_type_or_place_differs(release: Path) -> None:
     assert by_name["transplant_later.baseline_exact_rows"].published == MISSING
 
 
-def test_one_changed_label_changes_its_claims(release: Path) -> None:
+def test_one_changed_label_changes_its_claims(release):
     path = release / "data" / "stock_qwen_control.csv"
     edit(path, "r0000,true,true", "r0000,false,true")
     assert differing(release) == ["stock_qwen_diagnostic.pair_replica_token_exact_rows"]
@@ -99,7 +99,7 @@ def test_one_changed_label_changes_its_claims(release: Path) -> None:
         ("stock_qwen_control.csv", "false,false,7,0", "false,false,,0", "found 'false'"),
     ],
 )
-def test_malformed_ledgers_are_refused_in_one_line(release: Path, file: str, old: str, new: str, says: str) -> None:
+def test_malformed_ledgers_are_refused_in_one_line(release, file, old, new, says):
     edit(release / "data" / file, old, new)
     with pytest.raises(StatsInputError) as caught:
         claims_of(release)
@@ -107,7 +107,7 @@ def test_malformed_ledgers_are_refused_in_one_line(release: Path, file: str, old
     assert says in message and file in message and "\n" not in message
 
 
-def test_rows_that_contradict_themselves_are_refused(release: Path) -> None:
+def test_rows_that_contradict_themselves_are_refused(release):
     path = release / "data" / "fixed_prefix_2x2.csv"
     text = path.read_text()
     match = re.search(r",(false),[0-9]+,false,", text)
@@ -136,7 +136,7 @@ def test_rows_that_contradict_themselves_are_refused(release: Path) -> None:
         ("paper_claims.json", None),
     ],
 )
-def test_unusable_files_are_bad_input(release: Path, file: str, content: bytes | None) -> None:
+def test_unusable_files_are_bad_input(release, file, content):
     if content is None:
         (release / file).unlink()
     else:
@@ -147,13 +147,13 @@ def test_unusable_files_are_bad_input(release: Path, file: str, content: bytes |
     assert result.stderr.startswith("error: ") and Path(file).name in result.stderr
 
 
-def test_a_byte_order_mark_changes_nothing(release: Path) -> None:
+def test_a_byte_order_mark_changes_nothing(release):
     for path in [*release.glob("*.json"), *(release / "data").iterdir()]:
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert differing(release) == []
 
 
-def test_command_prints_each_claim_and_its_verdict(release: Path) -> None:
+def test_command_prints_each_claim_and_its_verdict(release):
     result = CliRunner().invoke(main, [str(release)])
     assert result.exit_code == 0
     total = len(claims_of(release))
@@ -161,7 +161,7 @@ def test_command_prints_each_claim_and_its_verdict(release: Path) -> None:
     assert f"claims equal: {total} of {total}" in result.stdout and "panels passed: 4 of 4" in result.stdout
 
 
-def test_command_exits_3_on_a_mismatch(release: Path) -> None:
+def test_command_exits_3_on_a_mismatch(release):
     edit(release / "paper_claims.json", '"pair_replica_token_exact_rows": 5', '"pair_replica_token_exact_rows": 4')
     result = CliRunner().invoke(main, [str(release), "--quiet"])
     assert result.exit_code == 3
@@ -173,7 +173,7 @@ def test_command_exits_3_on_a_mismatch(release: Path) -> None:
     assert [claim["claim"] for claim in wrong] == ["stock_qwen_diagnostic.pair_replica_token_exact_rows"]
 
 
-def test_command_exits_3_on_another_selection(release: Path) -> None:
+def test_command_exits_3_on_another_selection(release):
     edit(release / "data" / "live_teacher_bridge.csv", ",1,", ",7,")
     edit(release / "data" / "live_teacher_bridge.csv", ",2,", ",1,")
     result = CliRunner().invoke(main, [str(release)])

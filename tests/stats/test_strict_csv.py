@@ -24,11 +24,11 @@ TABLE = [{"id": "a", "text": "1"}, {"id": "b", "text": "2"}]
         b'"id","text"\n"a","1"\n\n"b","2"',
     ],
 )
-def test_every_form_of_one_table(data: bytes) -> None:
+def test_every_form_of_one_table(data):
     assert [cells for _, cells in parse_csv(data, "t.csv")] == TABLE
 
 
-def test_cells_of_any_length_and_lines_by_number() -> None:
+def test_cells_of_any_length_and_lines_by_number():
     limit = csv.field_size_limit()
     long = "x" * 200_000
     rows = parse_csv(f'id,text\na,"{long}\nmore"\nb,2\n'.encode(), "t.csv")
@@ -49,11 +49,11 @@ def test_cells_of_any_length_and_lines_by_number() -> None:
         (b'id,text\n"a,1\n', "expected CSV"),
     ],
 )
-def test_what_is_no_table_is_refused_in_one_line(data: bytes, says: str) -> None:
+def test_what_is_no_table_is_refused_in_one_line(data, says):
     with pytest.raises(StatsInputError) as caught:
         parse_csv(data, "t.csv")
     assert says in str(caught.value) and str(caught.value).startswith("t.csv") and "\n" not in str(caught.value)
 
 
-def test_no_lines_are_no_rows() -> None:
+def test_no_lines_are_no_rows():
     assert parse_csv(b"", "t.csv") == parse_csv(b"\n\n", "t.csv") == parse_csv(b"id,text\n", "t.csv") == []

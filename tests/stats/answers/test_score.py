@@ -4,7 +4,6 @@ import gc
 import json
 import re
 import time
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,13 +23,13 @@ PHRASES = st.lists(st.sampled_from(PIECES["phrases"]))
 TEXTS = ANY | PHRASES.map(" ".join) | PHRASES.map("".join)
 
 
-def test_the_corpus_is_large_and_has_no_text_twice() -> None:
+def test_the_corpus_is_large_and_has_no_text_twice():
     assert len(CORPUS) >= 200 and len({(case["text"], case["choices"]) for case in CORPUS}) == len(CORPUS)
     assert sum(case["answer"] is None for case in CORPUS) >= 60
 
 
 @pytest.mark.parametrize("case", CORPUS, ids=range(len(CORPUS)))
-def test_corpus(case: dict[str, object]) -> None:
+def test_corpus(case):
     """MMLU-Pro 7, simple-evals 33 (case 18); opencompass 2647, lm-evaluation-harness 2552 (case 19);
     open-instruct 1764 (case 20)."""
     text, choices, answer = case["text"], case["choices"], case["answer"]
@@ -41,14 +40,14 @@ def test_corpus(case: dict[str, object]) -> None:
         assert not score(text, "A" if answer != "A" else "B", choices).correct
 
 
-def test_percent_is_a_hundredth_in_both_directions() -> None:
+def test_percent_is_a_hundredth_in_both_directions():
     for expected in ("35%", "0.35", "7/20", "35\\%", "\\frac{7}{20}"):
         for text in ("35%", "0.35", "7/20", "Answer: 35 percent", "\\boxed{\\frac{7}{20}}"):
             assert score(text, expected, 0).correct
         assert not score("35", expected, 0).correct and not score(expected, "35", 0).correct
 
 
-def test_expected_answers_in_any_spelling() -> None:
+def test_expected_answers_in_any_spelling():
     assert score("The answer is C", "(c)", 4).correct and score("18", "18.0", 0).correct
     assert not score("The answer is E", "E", 4).correct and score("The answer is E", "E", 5).correct
     assert not score("C", "", 4).correct and not score("nan", "nan", 0).correct and not score("", "", 0).correct
@@ -64,7 +63,7 @@ def test_expected_answers_in_any_spelling() -> None:
         ("#### C", 4, "C"),
     ],
 )
-def test_expected_answers_that_a_text_can_match(answer: str, choices: int, normal: str) -> None:
+def test_expected_answers_that_a_text_can_match(answer, choices, normal):
     assert expected_answer(answer, choices) == normal
     assert score(f"The answer is {normal}.", expected_answer(answer, choices), choices).correct
 
@@ -83,18 +82,18 @@ def test_expected_answers_that_a_text_can_match(answer: str, choices: int, norma
         ("#### 72\n#### 73", 0, "a number"),
     ],
 )
-def test_expected_answers_that_nothing_could_match_are_refused(answer: str, choices: int, kind: str) -> None:
+def test_expected_answers_that_nothing_could_match_are_refused(answer, choices, kind):
     with pytest.raises(StatsInputError, match=f"^answer: expected {kind}"):
         expected_answer(answer, choices)
 
 
-def test_a_number_of_choices_beyond_the_letters_is_refused() -> None:
+def test_a_number_of_choices_beyond_the_letters_is_refused():
     for choices in (-1, 27):
         with pytest.raises(StatsInputError, match=f"found {choices}"):
             extract_answer("A", choices)
 
 
-def test_decimals_are_exact() -> None:
+def test_decimals_are_exact():
     assert not score("0.1", "0.1000000000000000055511151231257827", 0).correct
     assert not score("0.3333333333333333", "1/3", 0).correct and score("0.1", "10%", 0).correct
     assert score("9007199254740993", "9,007,199,254,740,993", 0).correct
@@ -102,19 +101,19 @@ def test_decimals_are_exact() -> None:
 
 
 @given(TEXTS, st.integers(0, 26))
-def test_no_string_raises_and_answers_are_canonical(text: str, choices: int) -> None:
+def test_no_string_raises_and_answers_are_canonical(text, choices):
     answer = extract_answer(text, choices)
     assert answer is None or canonical(answer, choices) == answer
 
 
 @given(TEXTS, st.integers(0, 26))
-def test_canonical_is_idempotent(text: str, choices: int) -> None:
+def test_canonical_is_idempotent(text, choices):
     normal = canonical(text, choices)
     assert normal is None or canonical(normal, choices) == normal
 
 
 @given(st.fractions(), st.sampled_from(["{}", " {}.", "${}$", "Answer: {}", "\\boxed{{{}}}", "The answer is **{}**."]))
-def test_every_fraction_is_read_back(value: Fraction, frame: str) -> None:
+def test_every_fraction_is_read_back(value, frame):
     spelt = format_number(value)
     assert parse_number(spelt) == value
     assert extract_answer(frame.format(spelt), 0) == spelt
@@ -122,7 +121,7 @@ def test_every_fraction_is_read_back(value: Fraction, frame: str) -> None:
 
 
 @given(st.integers(-(2**MAX_BITS), 2**MAX_BITS), st.integers(1, 2**MAX_BITS), st.integers(-999, 999))
-def test_large_numbers_are_read_back_or_refused(p: int, q: int, exponent: int) -> None:
+def test_large_numbers_are_read_back_or_refused(p, q, exponent):
     for text in (f"{p}/{q}", f"{p}e{exponent}", f"{q}.{abs(p)}", f"{q} {abs(p)}/{q}"):
         value = parse_number(text)
         assert value is None or parse_number(format_number(value)) == value
@@ -138,7 +137,7 @@ SOUP = st.lists(WORDS | st.text("0123456789.,/x²mk^-", min_size=1, max_size=5),
 @given(
     SOUP, st.sampled_from(["{}", "Answer: {}", "The answer is {}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>"])
 )
-def test_a_number_that_is_read_stands_in_the_text(soup: list[str], frame: str) -> None:
+def test_a_number_that_is_read_stands_in_the_text(soup, frame):
     """No number is made of pieces: what is read is one of the words, with the space before it as a mixed number's."""
     text = " ".join(soup)
     stated = extract_answer(frame.format(text), 0)
@@ -152,7 +151,7 @@ def test_a_number_that_is_read_stands_in_the_text(soup: list[str], frame: str) -
     "unit", ["coins", "km/h", "per day", "\\text{ m}^2", "\\mathrm{~kg}", "°C", "in total", "(2+5)"]
 )
 @given(value=st.fractions())
-def test_a_unit_moves_no_number(unit: str, value: Fraction) -> None:
+def test_a_unit_moves_no_number(unit, value):
     for frame in ("Answer: {} {}", "The answer is {} {}.", "\\boxed{{{} {}}}"):
         assert extract_answer(frame.format(format_number(value), unit), 0) == format_number(value)
 
@@ -161,14 +160,14 @@ def test_a_unit_moves_no_number(unit: str, value: Fraction) -> None:
     "change", ["half of {}", "{} squared", "{} pi", "{} + x", "less than {}", "not {}", "{} and a half"]
 )
 @given(value=st.fractions())
-def test_a_word_that_changes_the_value_leaves_no_answer(change: str, value: Fraction) -> None:
+def test_a_word_that_changes_the_value_leaves_no_answer(change, value):
     for frame in ("Answer: {}", "The answer is {}.", "\\boxed{{{}}}"):
         assert extract_answer(frame.format(change.format(format_number(value))), 0) is None
 
 
 @pytest.mark.parametrize("name", ["Hepatitis {}", "vitamin {}", "{} cells", "25 {}", "D.{}.", "{}++"])
 @given(letter=st.sampled_from("BCD"))
-def test_a_letter_inside_a_name_is_no_statement(name: str, letter: str) -> None:
+def test_a_letter_inside_a_name_is_no_statement(name, letter):
     spelt = name.format(letter)
     for frame in ("The answer is {}", "It is {}", "{} fits", "Answer: {}", "We pick {}"):
         assert extract_answer(frame.format(spelt), 4) not in set("ABCD")
@@ -177,7 +176,7 @@ def test_a_letter_inside_a_name_is_no_statement(name: str, letter: str) -> None:
 
 
 @given(first=st.sampled_from("ABCD"), last=st.sampled_from("ABCD"))
-def test_a_later_correction_counts(first: str, last: str) -> None:
+def test_a_later_correction_counts(first, last):
     for statement in (f"Answer: {first}.", f"The answer is {first}.", f"\\boxed{{{first}}}."):
         for correction in ("Wait, the answer is {}.", "No, {} is correct.", "Actually, {}.", "Wait, it's {}."):
             assert extract_answer(f"{statement} {correction.format(last)}", 4) == last
@@ -189,20 +188,20 @@ def test_a_later_correction_counts(first: str, last: str) -> None:
 @given(
     st.sampled_from("ABCD"), st.sampled_from("ABCD"), st.sampled_from(["{} or {}", "{}/{}", "({}), ({})", "{}, not {}"])
 )
-def test_two_letters_in_a_statement_are_no_answer(first: str, second: str, frame: str) -> None:
+def test_two_letters_in_a_statement_are_no_answer(first, second, frame):
     stated = first if first == second else None
     for text in (f"Answer: {frame}", f"The answer is {frame}.", "\\boxed{{" + frame + "}}"):
         assert extract_answer(text.format(first, second), 4) in {stated, None if "not" in frame else stated}
 
 
 @given(st.text("\\boxed{} a"))
-def test_last_box_is_what_a_plain_search_finds(text: str) -> None:
+def test_last_box_is_what_a_plain_search_finds(text):
     """Case 20."""
     box = last_box(text)
     assert (None if box is None or box.start < 0 else (box.start, box.content)) == plain_last_box(text)
 
 
-def plain_last_box(text: str) -> tuple[int, str] | None:
+def plain_last_box(text):
     """The last start from which a box closes, tried one by one; a backslash hides the character after it."""
     hidden, i = set(), 0
     while i < len(text):
@@ -226,7 +225,7 @@ def plain_last_box(text: str) -> tuple[int, str] | None:
     return None
 
 
-def seconds(text: str) -> float:
+def seconds(text):
     """Processor time without the garbage collector, which would visit every object of the test session."""
     gc.disable()
     start = time.process_time()
@@ -240,7 +239,7 @@ def seconds(text: str) -> float:
 FRAMES = [("", ""), ("Answer: ", ""), ("The answer is ", " B"), ("\\boxed{", "}")]
 
 
-def check_linear(piece: str, frame: tuple[str, str], size: int) -> None:
+def check_linear(piece, frame, size):
     """Eight times the text in less than sixteen times the processor time (quadratic would be 64)."""
     small, large = (frame[0] + piece * (n // len(piece)) + frame[1] for n in (size // 8, size))
     seconds(small[:1_000])
@@ -248,13 +247,13 @@ def check_linear(piece: str, frame: tuple[str, str], size: int) -> None:
 
 
 @pytest.mark.parametrize("piece", ["\\boxed{", "not B ", "1,", "\n"], ids=ascii)
-def test_time_is_linear(piece: str) -> None:
+def test_time_is_linear(piece):
     check_linear(piece, FRAMES[1], 1_000_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", PIECES["repeated"], ids=ascii)
-def test_time_is_linear_on_a_megabyte_of_anything(piece: str) -> None:
+def test_time_is_linear_on_a_megabyte_of_anything(piece):
     for frame in FRAMES:
         check_linear(piece, frame, 1_000_000)
 
@@ -262,6 +261,6 @@ def test_time_is_linear_on_a_megabyte_of_anything(piece: str) -> None:
 @pytest.mark.slow
 @settings(max_examples=20_000, deadline=None)
 @given(TEXTS, st.integers(0, 26))
-def test_no_string_raises_among_many(text: str, choices: int) -> None:
+def test_no_string_raises_among_many(text, choices):
     answer = extract_answer(text, choices)
     assert answer is None or canonical(answer, choices) == answer
