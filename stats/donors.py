@@ -77,23 +77,13 @@ def donor_endpoints(rows: Sequence[DonorRow], z: float = Z_TRANSPLANT) -> dict[s
 
 
 def interpretation(divergent: int, exact: int, recovered: int, novel: int) -> str:
-    """Return the frozen label of a replication, from counts of rows.
+    """Return the frozen label of a replication, from counts of rows: of each stratum, of divergent rows that follow the
+    donor in both directions, of exact rows with a novel trajectory.
 
-    divergent, exact: rows of each stratum. recovered: divergent rows that follow the donor in both directions. novel:
-    exact rows with a novel trajectory.
-
-    The paper names five outcomes without ranking them; more than one can hold. The order here:
-
-    1. any novel trajectory on an exact control: procedural-control failure. The intervention itself then changes
-       trajectories, so recovery cannot be interpreted;
-    2. any unrecovered divergent row: checkpoint-sensitive recovery. One failure refutes complete recovery, however few
-       rows there are;
-    3. fewer than 12 divergent rows: divergence-underpowered;
-    4. fewer than 6 exact rows: conditional replication with an underpowered control stratum;
-    5. otherwise: strong replication.
-
-    Failures are checked before lack of power, because one counterexample is evidence and its absence among few rows is
-    not. A later label implies that the conditions of the earlier ones were false.
+    The paper names five outcomes without ranking them; more than one can hold. `PRECEDENCE` is the order here. A novel
+    trajectory on an exact control comes first: the intervention itself then changes trajectories, so recovery cannot be
+    interpreted. One unrecovered row refutes complete recovery, however few rows there are. Failures come before lack of
+    power, because one counterexample is evidence and its absence among few rows is not.
     """
     assert 0 <= recovered <= divergent and 0 <= novel <= exact, "recovered of divergent, novel of exact"
     holds = (novel > 0, recovered < divergent, divergent < LEAST_DIVERGENT, exact < LEAST_EXACT, True)

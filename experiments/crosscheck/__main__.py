@@ -27,8 +27,7 @@ from experiments.crosscheck.compare import (
     require_comparable,
     run_environment,
 )
-from experiments.crosscheck.explain import explain_files, explain_row
-from experiments.crosscheck.rerun import Rerun
+from experiments.crosscheck.explain import Rerun, explain_files, explain_row
 from experiments.run.directory import INFORMATION, Run, read_run
 from experiments.run.exits import DONE, GATE_FAILED, run_command, say
 from experiments.run.ledger import compare_leaves, without

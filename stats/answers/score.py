@@ -40,6 +40,8 @@ _CORRECTED = re.compile(r"\b(?:it|that|this)(?:'s|\s(?:is|was|(?:should|must|wou
 _CONCLUSION = re.compile(
     r"\W{0,4}(?:(?:so|therefore|thus|hence|finally|wait|no|actually|sorry|oh|hmm)\b\W{0,3}){1,3}", re.I
 )
+Kind = Callable[[str, int], str | None]  # what a sentence states, with so many choices
+Decided = tuple[str | None, list[Sentence]]  # what is stated, and what follows it
 _LABEL = re.compile(r"[\s*_(\"]{0,6}[A-Z]\s?[).:](?:[\s*_]|\Z)")
 
 
@@ -99,9 +101,7 @@ def extract_answer(text: str, choices: int) -> str | None:
     return None if stated == AMBIGUOUS or any(_TAKES_BACK.match(one.text) for one in after) else stated
 
 
-def _last(
-    found: list[Sentence], kinds: Sequence[Callable[[str, int], str | None]], choices: int
-) -> tuple[str | None, list[Sentence]] | None:
+def _last(found: list[Sentence], kinds: Sequence[Kind], choices: int) -> Decided | None:
     """Return what the last sentence states in the first of the `kinds` that any states, and the sentences after it."""
     for states in kinds:
         for i in reversed(range(len(found))):
@@ -135,7 +135,7 @@ def _content(content: str | None, choices: int) -> str | None:
     return letter or stated_number(first)
 
 
-def _lone_line(found: list[str], choices: int) -> tuple[str | None, list[Sentence]]:
+def _lone_line(found: list[str], choices: int) -> Decided:
     """Return the answer that is the whole of the last or the first line, and the lines after it."""
     for i in (-1, 0) if found else ():
         content = unmarked(found[i])
