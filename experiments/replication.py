@@ -3,7 +3,7 @@ prefix length, six arms, and the interpretation that was frozen with the design.
 
 Selection reads lengths and row ids alone. The endpoints are the divergence of the two constructions over all rows,
 donor recovery among the divergent ones, and novel trajectories among those that are naturally exact. The bank holds the
-prefixes of its own checkpoint; the demo's `later` checkpoint decodes them here.
+prefixes that another checkpoint generated; the demo's `later` checkpoint decodes them here.
 
     python -m experiments.replication --dtype bf16
 """

@@ -20,7 +20,7 @@ ENDPOINTS = ("baseline_divergence", "bidirectional_donor_recovery", "exact_contr
 
 
 def claims_of(run: Path) -> dict[str, Any]:
-    """What a finished run says, with the SHA-256 of its ledger: whoever holds the ledger can check every number."""
+    """What a finished run says, with the SHA-256 of its ledger: with the ledger every number can be checked."""
     manifest = json.loads((run / "manifest.json").read_text())
     summary = json.loads((run / "summary.json").read_text())
     ledger = (run / "rows.jsonl").read_bytes()

@@ -98,7 +98,7 @@ def load_state(path: Path, plan: Mapping[str, str], parameters: Mapping[str, Par
         metadata = dict(file.metadata() or {})
         for key, expected in plan.items():
             if metadata.get(key) != expected:
-                raise refuse(f"{path}: {key}", f"{expected}, as asked", metadata.get(key))
+                raise refuse(f"{path}: {key}", f"{expected}, as given", metadata.get(key))
         for name in list(file.keys()):
             kind, rest = name.split(".", 1)
             if kind == "parameter":

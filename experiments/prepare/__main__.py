@@ -1,4 +1,4 @@
-"""Freezes questions into tasks: a GPQA-style CSV or any JSON lines, choices in an order of their own, a manifest.
+"""Freezes questions into tasks: a GPQA-style CSV or any JSON lines, choices in an order by hash, a manifest.
 
 Without SOURCE, 24 original science questions of this project. A CSV names its columns as GPQA does (Question, Correct
 Answer, Incorrect Answer 1 to 3, Record ID); JSON lines hold id, question, correct and incorrect, or id, question,

@@ -31,7 +31,7 @@ ENVIRONMENT = ("python", "platform", "machine", "torch", "cpu", "cpu_capability"
 LEADING = {"endpoints", "identity"}  # the registered endpoints of an experiment go before everything else
 ENDPOINTS = set(PairEndpoints.__annotations__)
 HEAD = {"experiment", "dtype", "rows", "passed", "failed_rows", "gates", "no_result"}
-# experiment: keys that have a table or a line of their own
+# experiment: keys that a table or a line of the page shows
 SHOWN = {
     "fixed_prefix": {"precisions", "cross_precision"},
     "replication": {"interpretation"},

@@ -1,7 +1,7 @@
 """A run directory: lock, manifest, ledgers, summary. Resumes what is there, refuses what does not fit, deletes nothing.
 
-`rows.jsonl` holds rows in source order. A row that is done before an earlier one, and every row of another rank than
-the first, goes to a partial ledger, `partial/rows-RANK.jsonl`, sealed in the same way. A row is known by its own index,
+`rows.jsonl` holds rows in source order. A row that is done before an earlier one, and every row of a rank
+other than 0, goes to a partial ledger, `partial/rows-RANK.jsonl`, sealed in the same way. A row is found by its index,
 so any later process, with any number of ranks or none, takes every row that is there. A partial ledger is locked while
 its rank lives. The directory is removed when the run is finished and all rows stand in `rows.jsonl`.
 """
@@ -56,7 +56,7 @@ class Ledger:
 
 
 class PartialLedger(Ledger):
-    """One rank's rows and their timing, held under a lock of their own."""
+    """One rank's rows and their timing, locked while the rank lives."""
 
     def __init__(self, run: Path, rank: int) -> None:
         """InputError when a process of an earlier job still holds it."""
@@ -285,7 +285,7 @@ def require_same_manifest(wanted: Manifest, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory read back, whatever made it."""
+    """A run directory read back, of any experiment."""
 
     path: Path
     manifest: dict[str, Any]

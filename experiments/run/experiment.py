@@ -52,7 +52,7 @@ class Experiment(ABC, Generic[Made]):
         return list(dict.fromkeys(marked))
 
     def row(self, index: int, progress: RowProgress) -> Steps[Row]:
-        """The steps of one row, which return its ledger entry. RowFailure where the request fails closed."""
+        """Yields the steps of one row and returns its ledger entry. RowFailure where the request fails closed."""
         made = yield from self.decode(index, progress)
         return self.entry(index, made, {name: bool(getattr(self, name)(made)) for name in self.gates()})
 
@@ -92,7 +92,7 @@ class Experiment(ABC, Generic[Made]):
 
     @abstractmethod
     def decode(self, index: int, progress: RowProgress) -> Steps[Made]:
-        """The steps of everything that a row decodes."""
+        """Yields the steps of everything that a row decodes; returns what its gates and its entry read."""
 
     @abstractmethod
     def entry(self, index: int, made: Made, gates: Gates) -> Row:
@@ -152,7 +152,7 @@ class ArmExperiment(Experiment[Arms]):
 
     @abstractmethod
     def boundaries(self, index: int, progress: RowProgress) -> Steps[tuple[Boundary, ...]]:
-        """The steps that build the boundary of every arm, in the order of `arms`."""
+        """Yields the steps that build the boundary of every arm; returns them in the order of `arms`."""
 
     def decode(self, index: int, progress: RowProgress) -> Steps[Arms]:
         progress.arm("boundary")
@@ -200,7 +200,7 @@ class ArmExperiment(Experiment[Arms]):
 
 
 def continued(model: Decoder, boundaries: Mapping[str, Boundary], progress: RowProgress) -> Steps[dict[str, Arm]]:
-    """Continues each boundary by the one greedy suffix decoder, one after the other in the order given."""
+    """Decodes the greedy suffix of each boundary, one after the other in the order given."""
     arms = {}
     for name, boundary in boundaries.items():
         progress.arm(name)

@@ -261,7 +261,7 @@ class BankSession:
 
     def states(self, prefixes: Sequence[Prefix]) -> list[State]:
         """Replays the prefixes through this checkpoint's contract and returns the states. InputError names the first
-        that is no boundary or leaves no room."""
+        that is no boundary or fills the context."""
         context, states = self.models.checkpoint.config.max_position_embeddings, []
         for prefix in prefixes:
             where = f"{self.bank.source}: prefix of row {prefix.row}"

@@ -4,7 +4,7 @@ several.
 Rows are decoded in two phases: the preflight, wherever its rows stand, and then the others. A row that is done before
 an earlier one waits in a partial ledger and is moved to `rows.jsonl` in source order. Under torchrun rank 0 holds the
 run directory. It first takes over what earlier jobs left, then sends which rows are left. Within a phase the n-th row
-left goes to rank n modulo the number of ranks; other ranks append to partial ledgers of their own. After each phase
+left goes to rank n modulo the number of ranks; every other rank appends to its partial ledger. After each phase
 rank 0 moves their rows, checks the preflight, and lets the others go on. The ledger has the bytes that one process
 writes, whatever the number of rows decoded together.
 """
@@ -119,7 +119,7 @@ def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks | 
     def keep(index: int, row: Row, timing: Timing) -> str:
         before = directory.length
         directory.keep(index, row, timing)
-        waits = directory.length == before
+        waits = directory.length == before  # in a partial ledger, for a row before it
         return "" if waits else preflight_failure(plan, index, row) or _take_over(plan, directory, directory.length)
 
     stopped = _take_over(plan, directory, 0) or _waiting_failure(plan, directory)
@@ -144,7 +144,7 @@ def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks | 
 
 
 def _follow(plan: Plan, out: Path, job: Ranks) -> int:
-    """Any other rank's part: its share of every phase, without printing, until rank 0 has written the summary."""
+    """Runs a rank other than 0: its share of every phase, without printing, until rank 0 has written the summary."""
     left = json.loads(job.hear(OPENED))
     try:
         require_same_manifest(plan.manifest, out)
@@ -260,12 +260,12 @@ class Batch:
 
 
 def batch_size(model: Decoder, asked: int | None, rows: int, longest: int) -> Batch:
-    """Returns as many rows as asked for, or at most 16 of the `rows` left. A row's caches hold up to `longest` tokens.
+    """Returns --batch-size rows, or at most 16 of the `rows` left. A row's caches hold up to `longest` tokens.
 
-    InputError when so many were asked for and they would not keep the bits they have alone, or not fit into memory.
+    InputError when --batch-size rows would not keep the bits they have alone, or not fit into memory.
     """
     if asked == 1 or rows == 1:
-        return Batch(1, model, "1 row at a time: " + ("as asked for" if asked == 1 else "one is left"))
+        return Batch(1, model, "1 row at a time: " + ("as --batch-size says" if asked == 1 else "one is left"))
     wanted = LARGEST if asked is None else asked
     found = together_here(model, wanted)
     config, free = model.config, free_bytes(model.numeric.torch_device)

@@ -91,7 +91,7 @@ DEVICE = click.option(
     callback=_claimed,
     metavar="DEVICE[,DEVICE...]",
     help="cpu, cuda or cuda:N; over several, decoder layers are placed evenly and in order. Under torchrun each local "
-    "rank has CUDA devices of its own, counted from cuda:0.",
+    "rank has its share of the CUDA devices, counted from cuda:0.",
 )
 THREADS = click.option(
     "--threads",
@@ -282,7 +282,7 @@ def deciding_files(root: Path) -> list[Path]:
 
 
 def git_state() -> dict[str, Any]:
-    """Returns commit and dirty flag of the source tree; nulls where it is no git checkout of its own.
+    """Returns commit and dirty flag of the source tree; nulls where its root is not that of a git checkout.
 
     The commit counts only where the repository's top is this tree's own root: a package installed below another
     repository is not a part of it.

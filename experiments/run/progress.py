@@ -36,7 +36,7 @@ class Progress:
         self.counted(self.done - self._first + 1)
 
     def counted(self, rows: int) -> None:
-        """Takes the number of rows done since this run or job began, whoever decoded them."""
+        """Takes the number of rows done since this run or job began, by any rank."""
         last = self.done < self.total == self._first + rows
         self.done = self._first + rows
         self.show(at_once=last)

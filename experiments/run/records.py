@@ -167,7 +167,7 @@ class Row(RowExtra):
 
 
 class Timing(TypedDict):
-    """One line of timing.jsonl: a file of its own, so that two runs write one and the same ledger."""
+    """One line of timing.jsonl: a file beside the ledger, so that two runs write the same ledger."""
 
     row: str  # identity, as in `row_order`
     seconds: NotRequired[float]  # the row's own work and its share of common steps

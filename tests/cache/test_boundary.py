@@ -20,7 +20,7 @@ def test_replicas_are_equal_and_isolated_and_a_prefills_is_a_second_call(three, 
         assert equal(boundary, replica) and replica.state == boundary.state
         assert disjoint(boundary.tensors(), replica.tensors())
         assert [geometry(x) for x in replica.tensors()] == [geometry(x) for x in boundary.tensors()]
-        assert all(tensor.is_inference() for tensor in replica.tensors()), "whoever made the replica"
+        assert all(tensor.is_inference() for tensor in replica.tensors()), "also a rebuilt replica"
         assert not any(tensor.is_inference() for tensor in cache_tensors(boundary.cache.copy())), "the control"
         assert replica.record is not boundary.record and replica.record.sha256() == boundary.record.sha256()
         assert calls == ([(2, len(boundary.state))] if boundary is three.prefill else []), "the others are copies"

@@ -20,7 +20,7 @@ def recipient(three):
 
 @pytest.fixture
 def donor(three):
-    """The same prefix with every K/V element moved, so that each place tells whose it is. Copies stay equal."""
+    """The same prefix with every K/V element moved, so that each place shows its source. Copies stay equal."""
     cache = three.incremental.cache.copy()
     for index, (_, _, tensor) in enumerate(cache.tensors()):
         tensor.add_((random_tensor(1, *tensor.shape[1:], seed=index).abs() + 0.5).to(tensor.dtype))

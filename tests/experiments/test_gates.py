@@ -201,7 +201,7 @@ def replica_of(construction: str) -> Fault:
 
 
 def at_entry(part: str, calls: str = "all", slot: int = SLOT) -> Fault:
-    """Another token, role, position or mask entry at the decoder's entry, in both copies alike."""
+    """Another token, role, position or mask entry at the decoder's entry, in both copies."""
     return lambda row, module: entering(row.model, part, slot, calls=calls)
 
 

@@ -1,4 +1,4 @@
-"""Planning arithmetic: against the files it speaks of, against counted work, and its command."""
+"""Planning arithmetic: against the files' sizes, against counted work, and its command."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_cache_bytes_are_the_caches(bf16: Decoder) -> None:
 
 @pytest.mark.parametrize("length", [1, 25])
 def test_flops_are_those_of_the_products(length: int, bf16: Decoder, contract: Contract) -> None:
-    """Counted by torch's own counter over a real call; it does not know SDPA on the CPU, whose share is added."""
+    """Counted by torch's counter over a real call, which leaves out SDPA on the CPU; its share is added."""
     tokens, roles, positions, mask = Workload.of(contract, 25, torch.device("cpu")).call(25)
     part = slice(25 - length, 25)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_flops_are_those_of_the_products(length: int, bf16: Decoder, contract: C
 
 
 def test_step_bytes_are_what_a_step_reads(bf16: Decoder) -> None:
-    """Every weight but the embedding, whose head is a table of its own here; then the K/V."""
+    """Every weight but the embedding, whose head is another table here; then the K/V."""
     config = bf16.config
     table = config.vocab_size * config.hidden_size
     assert step_bytes(config, "bf16", 0) == (parameters(config, 0) - table) * 2

@@ -1,6 +1,6 @@
 """A command in a forked child of this process: the same main as a user's, without importing everything again.
 
-A child must ask for one thread only: OpenMP's other threads do not survive a fork, and the child would wait for them.
+A child must use one thread only: OpenMP's other threads do not survive a fork, and the child would wait for them.
 A child ends as a process does: with an exit code, by a signal that nothing can catch, or at a resource limit. Fork
 needs no import and no start of threads, so that a run can be killed many times in the time of one start.
 """

@@ -34,7 +34,7 @@ TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num
 TINY["num_key_value_heads"] = 1
 QUESTION = "Where do <|merge|> and \u00e9 stand? " + "x" * 40
 MEMORY_BYTES = 2 << 30  # above what the process holds before the first input
-CPU_SECONDS = 30  # an input of its own; a whole batch gets as many times more as it has inputs, at 20 a second
+CPU_SECONDS = 30  # of one input; a batch gets as many times more as it has inputs, at 20 per second
 BATCH = 250
 
 
@@ -124,7 +124,7 @@ def watch_reads(directory: Path) -> list[str]:
 
 
 def run_batch(bases: Bases, seed: int, indices: range, log: Path) -> int:
-    """In a child: opens the inputs one by one and logs each line by line, so that the parent knows the last one."""
+    """In a child: opens the inputs one by one and logs each line by line, so that the parent can name the last one."""
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY_BYTES, held + MEMORY_BYTES))
     seconds = CPU_SECONDS + len(indices) // 20

@@ -43,7 +43,7 @@ def test_whole_benchmark(dtype, directory, tmp_path):
         assert bits[versions.matching_kernel()] == "equal", name
         if dtype == "bf16" and not why_not_packed(torch.bfloat16, torch.device("cpu")):
             assert bits[f"{versions.matching_kernel()}+packed"] == "equal", name
-    # controls: another kernel is told apart by what is compared, token by token as in the ledger's line
+    # controls: what is compared differs under another kernel, token by token as in the ledger's line
     for name in ("incremental build, 180 tokens", "matrix row"):
         assert rows[name]["invariant"] == "differs"
 

@@ -71,7 +71,7 @@ def steps(directory, dtype, asked):
 
 @torch.inference_mode()
 def module_outputs(theirs, which, inputs, request, construction):
-    """Layer 0 of transformers, or its attention alone, over the same inputs with a DynamicCache of its own."""
+    """Layer 0 of transformers, or its attention alone, over the same inputs with a new DynamicCache."""
     layer = theirs.model.model.layers[0]
     module = layer if which == "block" else layer.self_attn
     held, outputs = versions.new_cache(), []

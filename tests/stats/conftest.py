@@ -1,4 +1,4 @@
-"""Fixtures of the statistics tests: the published release where it is at hand, and a small one made here."""
+"""Fixtures of the statistics tests: the published release where it is present, and a small one made here."""
 
 from pathlib import Path
 

@@ -84,7 +84,7 @@ def test_a_run_in_two_parts_ends_with_the_bits_of_a_run_in_one(tmp_path):
         assert open_checkpoint(tmp_path / "one" / name).contract is not None
     primary, later = (tmp_path / "one" / name / "model.safetensors" for name in ("primary", "later"))
     assert primary.read_bytes() != later.read_bytes()
-    with pytest.raises(InputError, match=r"steps: expected 30, as asked, found '20'"):
+    with pytest.raises(InputError, match=r"steps: expected 30, as given, found '20'"):
         train(tmp_path / "two", Plan(1, 30, 1), threads=1, save_every=7)
 
 

@@ -45,7 +45,7 @@ def test_default_first_then_transplants_then_invariant_with_its_cost(paths):
     assert found[0]["cache bit-exact"] != found[4]["cache bit-exact"] == f"{len(other.rows)}/{len(other.rows)}"
     sizes = len(both.summary["chunks"]["bf16/blocked/tiled"])
     assert found[3]["chunk sizes exact"] == f"{sizes} of {sizes}"
-    assert found[1]["chunk sizes exact"] == f"1 of {sizes}"  # one token a call is the incremental construction
+    assert found[1]["chunk sizes exact"] == f"1 of {sizes}"  # one token per call is the incremental construction
     seconds = [{line["row"]: line["seconds"] for line in one.timing} for one in (other, plain)]
     ratio = statistics.median(seconds[0][row] / seconds[1][row] for row in seconds[0])
     assert found[4]["cost per row"] == f"{ratio:.2f} ({len(other.rows)} rows)"

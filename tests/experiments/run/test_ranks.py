@@ -1,4 +1,4 @@
-"""Who a process is among ranks, which devices it takes, and which commands know how to share their rows."""
+"""Who a process is among ranks, which devices it takes, and which commands can share their rows."""
 
 import signal
 import socket
