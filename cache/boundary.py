@@ -29,7 +29,7 @@ class Boundary:
     cache: KVCache
     logits: Tensor  # [B, V], of the last prefix token
     record: FunctionalRecord  # what entered the decoder
-    margins: tuple[float | None, ...] = ()  # of the prefix's own choices, live only
+    margins: tuple[float | None, ...] = ()  # of the choices in the prefix; live only
     rebuild: Callable[[], "Boundary"] | None = field(default=None, repr=False, compare=False)  # of a prefill
 
     def replica(self) -> "Boundary":
@@ -67,7 +67,7 @@ class Boundary:
     def load(
         cls, path: str | Path, contract: Contract, provenance: Provenance, same_numeric: bool = True
     ) -> "Boundary":
-        """The saved boundary, bit for bit, on the devices of `provenance.numeric`, ready to continue or transplant.
+        """Returns the saved boundary, bit for bit, on the devices of `provenance.numeric`.
 
         InputError unless checkpoint, decoding contract and numeric contract are those of `contract` and `provenance`;
         `same_numeric` False requires only the same dtype, so that a boundary of another kernel, another machine or of

@@ -80,7 +80,7 @@ def build_prefill(
         mask = attention_mask(roles[:1, part], roles[:1, : part.stop], visibility=model.rules.visibility)
         mask = mask.expand(copies, -1, -1, -1)
         hidden = model(tokens[:, part], roles[:, part], positions[:, part], mask, cache, observe, record.enter)
-    again = partial(build_prefill, model, state, copies, chunk)
+    again = partial(build_prefill, model, state, copies, chunk)  # without the observer: a replica is not traced
     name = "prefill" if chunk is None or chunk >= len(state) else f"prefill_in_calls_of_{chunk}"
     logits = model.logits(hidden[:, -1:], observe)[:, 0].clone()
     return _sound(Boundary(name, state, cache, logits, record, rebuild=again))
@@ -105,7 +105,7 @@ def _boundary_state(model: Decoder, state: State) -> State:
 def _from_stepper(name: str, state: State, stepper: Stepper, hidden: Tensor, observe: Observe | None) -> Boundary:
     filled = stepper.cache
     assert isinstance(filled, KVCache)
-    compact = filled if filled.capacity == len(filled) else filled.copy()
+    compact = filled if filled.capacity == len(filled) else filled.copy()  # an incremental cache is compact already
     if not compact.equals(filled):
         raise RowFailure(f"{name}: expected a compact cache with the bits that decoding left, found others")
     logits = stepper.model.logits(hidden[:, -1:], observe)[:, 0].clone()

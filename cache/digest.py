@@ -1,4 +1,4 @@
-"""Digests of tensors: SHA-256 over dtype, shape and raw bytes, whatever the layout in memory."""
+"""Digests of tensors: SHA-256 over dtype, shape and raw bytes, independent of the layout in memory."""
 
 import hashlib
 

@@ -35,7 +35,7 @@ def cache_tensors(cache: KVCache) -> list[Tensor]:
 
 
 def geometry(tensor: Tensor) -> dict[str, object]:
-    """Returns shape, stride, dtype, device, and whether it is an inference tensor: what the bits do not tell apart."""
+    """Returns shape, stride, dtype, device, and whether it is an inference tensor: what equal bits leave open."""
     return {
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),

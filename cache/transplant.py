@@ -26,7 +26,7 @@ def transplant(
 
     layers, positions, heads: indices of decoder layers, token slots, key/value heads; None means all. tensors: "kv",
     "k" or "v". State, functional record and boundary logits remain the recipient's (paper, section 3.6). InputError
-    when the two do not hold the same prefix in the same geometry, RowFailure when it entered the decoder otherwise.
+    unless both hold the same prefix in the same geometry, RowFailure unless both have the same functional record.
     """
     if tensors not in TENSORS:
         raise refuse("transplant tensors", "kv, k or v", tensors)

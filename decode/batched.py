@@ -63,8 +63,9 @@ class _Place:
 def in_flight(jobs: Iterator[Job], size: int, together: Decoder) -> Iterator[tuple[Any, Any]]:
     """Runs jobs, at most `size` at a time, and yields the name of each with its result or its RowFailure as it ends.
 
-    `together` is what `step_together` takes for the jobs' model. A job is drawn from `jobs` when a place is free and
-    the results before it have been taken. A step that is observed, or has another number of copies, is taken alone.
+    `together`: the decoder for joint steps (`decode.independence.Together.model`). A job is drawn from `jobs` when a
+    place is free and the results before it have been taken. A step that is observed, or has another number of copies,
+    is taken alone.
     """
     places: list[_Place] = []
     while True:

@@ -41,7 +41,7 @@ class Contract:
 
     @classmethod
     def load(cls, checkpoint: str | Path | Checkpoint) -> "Contract":
-        """Reads and checks an adapted checkpoint's contract: of an opened one only tokenizer.json is still read.
+        """Reads and checks an adapted checkpoint's contract. Of an opened `Checkpoint`, only tokenizer.json is read.
 
         For a stock checkpoint, InputError names the command to run.
         """
@@ -92,7 +92,7 @@ class Contract:
         return cls(open_ids, close_ids, caps, rules, codec, ordinary, eligible)
 
     def meaning(self) -> dict[str, Any]:
-        """Returns what a list of tokens means under this contract, whatever the bytes of its files: vocabulary, merges,
+        """Returns what decides the meaning of a token, independent of how its files are spelled: vocabulary, merges,
         delimiters and eligible ids, as a manifest records them beside caps, visibility and role offset."""
         ordinary = json_sha256(self.ordinary.nonzero().flatten().tolist())
         delimiters = {"open": list(self.open_ids), "close": list(self.close_ids)}

@@ -45,7 +45,7 @@ class Suffix:
     merge: tuple[int, ...]  # the block's content tokens
     answer: tuple[int, ...]  # the block's content tokens
     functional_sha256: str  # the record of prefix and suffix, as they entered the decoder
-    synchronised: bool  # prefix and suffix entered alike in all physical copies
+    synchronised: bool  # whether all physical copies were given the same prefix and suffix
     cache_length: int  # tokens in the working cache at the end; the one that ends the answer is not fed
 
     @property
@@ -154,9 +154,10 @@ def generate(
     stop: Callable[[Structure], bool],
     observe: Observe | None = None,
 ) -> Steps[Generated]:
-    """Decodes until `stop` holds.
+    """Yields the steps of decoding until `stop` holds of the structure; returns what was generated.
 
-    `choice` is the first token's; None when that token is forced. The token at which `stop` holds is fed too. A token
+    `choice` is the first token's; None when that token is forced. The token at which `stop` holds is fed too, so that a
+    live boundary holds merge's opening delimiter and the logits that follow it. A token
     that ends the answer (`Structure.done`) is not fed: nothing would read its K/V. No logits are computed for a forced
     token. `observe` sees the decoder's steps, not the logits of the choices.
     """

@@ -36,7 +36,7 @@ class Together:
     """The most requests that may step together, and how."""
 
     size: int  # requests; 1 where no two may
-    model: Decoder  # what `step_together` is given
+    model: Decoder  # for `step_together`: the same weights, each plain map in the `Way` that keeps a pair's bits
     limit: str  # the part that allows no more than `size`; empty where all parts allow as many as were tried
 
 
@@ -183,7 +183,7 @@ def _trial_layer(model: Decoder) -> Decoder:
 
 def _layer_size(model: Decoder, most: int) -> int:
     """Returns the largest K up to `most` such that in steps of 2, 3, ..., K requests through the model's first layer,
-    each over a cache of its own length, every observed tensor has the bits of K steps of one request.
+    each over caches of different lengths, every observed tensor has the bits of K steps of one request.
     """
     one = copy.copy(model)
     one.config, one.layers, one.places = replace(model.config, num_hidden_layers=1), model.layers[:1], model.places[:1]

@@ -1,4 +1,4 @@
-"""The functional record: what entered the decoder, slot by slot, as one digest."""
+"""The functional record: one digest of token, role, position and mask row of every slot that entered the decoder."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -91,7 +91,7 @@ class FunctionalRecord:
         for row in range(length):
             token, role, position = (None if part is None else part[0][row] for part in numbers)
             visible = b"\x01" * (start + row + 1)
-            if mask is not None:  # a row that sees a later slot is entered whole: no right construction has one
+            if mask is not None:  # a mask row that allows a later slot is hashed whole; no correct construction has one
                 visible = seen[row, : None if later[row] else start + row + 1].tobytes()
             self._add(token, role, position, visible)
 

@@ -30,7 +30,7 @@ class Structure:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether merge's opening delimiter was the last token."""
+        """Whether merge's opening delimiter was the last token: merge is open and empty."""
         return self.block == MERGE and self.open and self.content == 0
 
 
@@ -63,7 +63,8 @@ def advance(contract: Contract, structure: Structure, token: int) -> Structure:
 
 @dataclass(frozen=True)
 class State:
-    """Tokens through some point of the contract. Roles follow from the tokens; position ids are 0, 1, 2, ...
+    """A request's tokens up to some point of its blocks. Position ids are 0, 1, 2, ...; a token's role is that of its
+    block, to which its two delimiters belong.
 
     Both physical copies share one state: there is no padding in the design.
     """

@@ -17,7 +17,7 @@ class Stepper:
     """One request in the decoder: `feed` advances position and cache slot by one for every physical copy."""
 
     def __init__(self, model: Decoder, cache: Cache, copies: int, capacity: int) -> None:
-        """`cache` is empty, or `resume` follows with its tokens. `capacity`: the most tokens it will hold."""
+        """`cache` is empty, unless `resume` is called next. `capacity`: the most tokens that it will hold."""
         limit = model.config.max_position_embeddings
         if capacity > limit:
             raise InputError(f"context: expected at most max_position_embeddings {limit} tokens, found {capacity}")
@@ -63,9 +63,9 @@ class CausalStepper(Stepper):
 
 
 def make_ready(model: Decoder, rules: RoleRules) -> None:
-    """Puts the model's numeric contract in force, whatever the process did since it was loaded.
+    """Puts the model's numeric contract in force; the process may have changed it since the load.
 
-    InputError when a state's contract reads roles otherwise than the model that should run it.
+    InputError unless `rules`, those of a state's contract, are the model's.
     """
     model.numeric.apply()
     if model.rules != rules:

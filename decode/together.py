@@ -79,7 +79,7 @@ class Pairs(Plain):
 
 
 class OneCallEach(Plain):
-    """F.linear of each pair of rows in a call of its own: the bits of two rows wherever no other way has them."""
+    """F.linear of each pair of rows in a separate call: the bits of two rows where no other way has them."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([F.linear(pair.clone(), self.weight, self.bias) for pair in x.split(COPIES)])

@@ -2,11 +2,11 @@
 
 In BF16 and FP16 the packed call is used only for numbers of rows for which a check found F.linear's bits (2 rows, say,
 where 1 row takes another path). Any other call unpacks the weight and calls F.linear. In FP32 the packed call sums in
-another order: there, `packed` is a contract of its own (never the default), used for every call. The packed copy takes
+another order: there, `packed` is a separate contract (never the default), used for every call. The packed copy takes
 the weight's place. If another reference exists (tied embedding), both copies stay.
 
-Maps of one input (q, k, v; gate, up) are packed as one weight, rows below rows: at two rows a call costs much the same
-whatever its width. The check then compares the one product with F.linear of each map alone.
+Maps of one input (q, k, v; gate, up) are packed as one weight, rows below rows: at two rows the time of a call
+hardly depends on its width. The check then compares the one product with F.linear of each map alone.
 
 oneDNN keeps code and buffers of every row count that it has been called with, for the life of the process, some MB per
 shape. So loading tries only the counts of one request; `decode.independence` tries those of several.

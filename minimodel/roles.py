@@ -8,6 +8,7 @@ from torch import Tensor
 
 from minimodel.errors import refuse
 
+# a raw role, as in the paper, is an index into these
 ROLE_NAMES = ("prompt", "branch_1", "branch_2", "branch_3", "merge", "answer")
 PROMPT, BRANCH_1, BRANCH_2, BRANCH_3, MERGE, ANSWER = range(6)
 NUM_ROLES = 6
@@ -97,7 +98,7 @@ def attention_mask(
 
 
 def zero_dead_rows(out: Tensor, mask: Tensor) -> Tensor:
-    """Returns out [B, H, T, D] with zeros where a query may attend to nothing, whatever the kernel left there (NaN).
+    """Returns out [B, H, T, D] with zeros where a query may attend to nothing: kernels leave NaN there, or an average.
 
     Only padding queries are such rows; the others keep their bits. mask: bool [B or 1, 1, T, S].
     """
