@@ -15,7 +15,6 @@ import click
 from decode.record import derived_sha256
 from decode.state import State
 from experiments.run.control import Control, Input, select, whole_steps
-from experiments.run.exits import run_command
 from experiments.run.inputs import open_session
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option
@@ -35,18 +34,15 @@ def whole_input(model: Decoder, row: str, prompt: State) -> Input:
 
 @click.command(help=__doc__)
 @dtype_option
-@common_options(preflight=0)
-def main(options: RunOptions, dtype: str) -> None:
-    def body() -> int:
-        session = open_session("batch_control", replace(options, limit=None), dtype)
-        prompts = zip(session.tasks, session.prompts)
-        inputs = [whole_input(session.model, task.id, prompt) for task, prompt in prompts]
-        chosen, panel = select(inputs, options.limit)
-        control = Control("batch_control", session.model, chosen, panel, longest_row(session.prompts))
-        manifest = session.manifest([one.row for one in chosen], panel)
-        return run(control, manifest, options, options.directory(f"batch_control-{dtype}"))
-
-    run_command(body, "experiments.batch_control")
+@common_options("batch_control")
+def main(options: RunOptions, dtype: str) -> int:
+    session = open_session("batch_control", replace(options, limit=None), dtype)
+    prompts = zip(session.tasks, session.prompts)
+    inputs = [whole_input(session.model, task.id, prompt) for task, prompt in prompts]
+    chosen, panel = select(inputs, options.limit)
+    control = Control("batch_control", session.model, chosen, panel, longest_row(session.prompts))
+    manifest = session.manifest([one.row for one in chosen], panel)
+    return run(control, manifest, options, options.directory(f"batch_control-{dtype}"))
 
 
 if __name__ == "__main__":

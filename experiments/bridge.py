@@ -17,28 +17,15 @@ import click
 from cache.boundary import Boundary
 from cache.build import incremental_steps, live_steps
 from decode.greedy import Steps
-from decode.state import State
 from experiments.report.values import outcome, rate
-from experiments.run.exits import run_command
-from experiments.run.experiment import ArmExperiment, Arms, boundary_length, gate, replica_gate
-from experiments.run.inputs import (
-    Prefix,
-    bank_tasks,
-    open_bank,
-    open_bank_session,
-    panel_counts,
-    panel_span,
-    select_spread,
-    shortfall,
-    spread_record,
-)
+from experiments.run import inputs
+from experiments.run.experiment import ArmExperiment, Arms, OneDecoder, boundary_length, gate, replica_gate
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
 from experiments.run.progress import RowProgress
 from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
 from experiments.run.summary import pair_summary, run_summary
-from experiments.run.tasks import RowName, longest_row
-from minimodel.decoder import Decoder
+from experiments.run.tasks import RowName
 from stats.endpoints import first_divergence
 from stats.intervals import wilson
 
@@ -46,26 +33,17 @@ WANTED = 12
 
 
 @dataclass(frozen=True)
-class Bridge(ArmExperiment):
+class Bridge(OneDecoder[Arms], ArmExperiment):
     """Reaches a new live boundary, builds the incremental one of its prefix, and decodes the four suffixes."""
 
-    decoder: Decoder
-    saved: Sequence[Prefix]  # the frozen rows' prefixes in the bank
-    prompts: Sequence[State]  # of each
+    saved: Sequence[inputs.Prefix]  # the frozen rows' prefixes in the bank
     panel: Panel
 
     arms = ("live", "live_replica", "incremental", "incremental_replica")
     pairs = (("live", "live_replica"), ("incremental", "incremental_replica"), ("live", "incremental"))
 
-    @property
-    def longest(self) -> int:
-        return longest_row(self.prompts)
-
-    def task(self, index: int) -> RowName:
-        return RowName(self.saved[index].row)
-
     def boundaries(self, index: int, progress: RowProgress) -> Steps[tuple[Boundary, ...]]:
-        live = yield from live_steps(self.decoder, self.prompts[index])
+        live = yield from live_steps(self.decoder, self.states[index])
         incremental = yield from incremental_steps(self.decoder, live.state)
         progress.fed(2 * len(live.state))
         return live, live.replica(), incremental, incremental.replica()
@@ -91,51 +69,44 @@ class Bridge(ArmExperiment):
         }
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
-        return bridge_summary(self.decoder.numeric.dtype, self.panel, rows)
+        """Returns the head (`prefix_length` is of the newly reached prefixes), identity and the saved prefixes, then
+        live against incremental as in a matrix, unscored."""
+        kept = [row for row in rows if row["arms"]]
+        pairs = [row["comparisons"]["live:incremental"] for row in kept]
+        exact = {
+            "cache": [pair["cache"]["exact"] for pair in pairs],
+            "logits": [pair["logits"]["exact"] for pair in pairs],
+            "suffix": [pair["suffix"]["exact"] for pair in pairs],
+        }
+        exact["all"] = [all(row) for row in zip(*exact.values())]
+        agrees = [row["saved_prefix"]["agrees"] for row in kept]
+        endpoints: Endpoints = {
+            "panel": inputs.panel_counts(self.panel),
+            "identity": {part: wilson(sum(flags), len(flags)).as_dict() for part, flags in exact.items()},
+            "saved_prefix_agreement": wilson(sum(agrees), len(agrees)).as_dict(),
+            "saved_prefix_length": inputs.panel_span(self.panel),
+            **pair_summary(rows, "live", "incremental"),
+        }
+        return run_summary("bridge", self.decoder.numeric.dtype, rows, endpoints)
 
     def closing(self, summary: Summary) -> list[str]:
         parts = ", ".join(f"{part} {rate(block)}" for part, block in summary["identity"].items())
-        return [f"{outcome(summary)}; live and incremental equal: {parts}", *shortfall(summary["panel"])]
-
-
-def bridge_summary(dtype: str, panel: Panel, rows: Sequence[Row]) -> Summary:
-    """Returns the head (`prefix_length` is of the newly reached prefixes), identity and the saved prefixes, then live
-    against incremental as in a matrix, unscored."""
-    kept = [row for row in rows if row["arms"]]
-    pairs = [row["comparisons"]["live:incremental"] for row in kept]
-    exact = {
-        "cache": [pair["cache"]["exact"] for pair in pairs],
-        "logits": [pair["logits"]["exact"] for pair in pairs],
-        "suffix": [pair["suffix"]["exact"] for pair in pairs],
-    }
-    exact["all"] = [all(row) for row in zip(*exact.values())]
-    saved = [row["saved_prefix"] for row in kept]
-    endpoints: Endpoints = {
-        "panel": panel_counts(panel),
-        "identity": {part: wilson(sum(flags), len(flags)).as_dict() for part, flags in exact.items()},
-        "saved_prefix_agreement": wilson(sum(entry["agrees"] for entry in saved), len(saved)).as_dict(),
-        "saved_prefix_length": panel_span(panel),
-        **pair_summary(rows, "live", "incremental"),
-    }
-    return run_summary("bridge", dtype, rows, endpoints)
+        return [f"{outcome(summary)}; live and incremental equal: {parts}", *inputs.shortfall(summary["panel"])]
 
 
 @click.command(help=__doc__)
 @dtype_option
 @source_option("bf16 matrix", "matrix-bf16")
-@common_options(preflight=0)
-def main(options: RunOptions, dtype: str, source: Path) -> None:
-    def body() -> int:
-        bank = open_bank(source)
-        session = open_bank_session("bridge", options, bank, {dtype: options.numeric(dtype)})
-        chosen = select_spread(bank.prefixes, WANTED)[: options.limit]
-        _, prompts, data = bank_tasks(session, chosen)
-        panel = spread_record(chosen, WANTED, bank)
-        bridge = Bridge(session.models.at(dtype), chosen, prompts, panel)
-        manifest = session.manifest([prefix.row for prefix in chosen], panel, data)
-        return run(bridge, manifest, options, options.directory(f"bridge-{dtype}"))
-
-    run_command(body, "experiments.bridge")
+@common_options("bridge")
+def main(options: RunOptions, dtype: str, source: Path) -> int:
+    bank = inputs.open_bank(source)
+    session = inputs.open_bank_session("bridge", options, bank, {dtype: options.numeric(dtype)})
+    chosen = inputs.select_spread(bank.prefixes, WANTED)[: options.limit]
+    _, prompts, data = inputs.bank_tasks(session, chosen)
+    names, panel = [RowName(prefix.row) for prefix in chosen], inputs.spread_record(chosen, WANTED, bank)
+    manifest = session.manifest([name.id for name in names], panel, data)
+    bridge = Bridge(session.models.at(dtype), names, prompts, chosen, panel)
+    return run(bridge, manifest, options, options.directory(f"bridge-{dtype}"))
 
 
 if __name__ == "__main__":

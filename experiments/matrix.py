@@ -13,7 +13,6 @@ import click
 
 from cache.storage import Provenance
 from experiments.run.designs import RetainedLive
-from experiments.run.exits import run_command
 from experiments.run.inputs import Session, open_session
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option
@@ -33,17 +32,14 @@ def open_saving(session: Session, out: Path, boundaries: bool, traced: tuple[str
 @click.command(help=__doc__)
 @dtype_option
 @saving_options
-@common_options(preflight=8)
+@common_options("matrix", preflight=8)
 def main(
     options: RunOptions, dtype: str, save_boundaries: bool, traced: tuple[str, ...], trace_last: int | None
-) -> None:
-    def body() -> int:
-        session, out = open_session("matrix", options, dtype), options.directory(f"matrix-{dtype}")
-        saving = open_saving(session, out, save_boundaries, traced, trace_last)
-        matrix = RetainedLive(session.model, session.tasks, session.prompts, saving)
-        return run(matrix, session.manifest(), options, out)
-
-    run_command(body, "experiments.matrix")
+) -> int:
+    session, out = open_session("matrix", options, dtype), options.directory(f"matrix-{dtype}")
+    saving = open_saving(session, out, save_boundaries, traced, trace_last)
+    matrix = RetainedLive(session.model, session.tasks, session.prompts, saving)
+    return run(matrix, session.manifest(), options, out)
 
 
 if __name__ == "__main__":

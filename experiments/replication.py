@@ -15,12 +15,12 @@ from pathlib import Path
 import click
 
 from experiments.run.designs import SixArms, donor_summary
-from experiments.run.exits import run_command
 from experiments.run.inputs import open_bank, open_bank_session, panel_counts, select_spread, spread_record
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
-from experiments.run.records import Panel, Row, Summary
+from experiments.run.records import Endpoints, Panel, Row, Summary
 from experiments.run.summary import run_summary
+from experiments.run.tasks import RowName
 from stats.donors import LEAST_DIVERGENT, LEAST_EXACT, interpret
 
 WANTED = 48
@@ -35,7 +35,19 @@ class Replication(SixArms):
     remarks: tuple[str, ...]  # on a checkpoint that is not
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
-        return replication_summary(self.decoder.numeric.dtype, self.panel, self.own_checkpoint, rows)
+        """Returns the head, the registered endpoints, the two constructions, and the frozen label. The label is None
+        where a gate failed, for then nothing may be read from the endpoints."""
+        endpoints, block = donor_summary(rows)
+        found: Endpoints = {"panel": panel_counts(self.panel), **block}
+        summary = run_summary("replication", self.decoder.numeric.dtype, rows, found)
+        label = interpret(endpoints) if summary["passed"] else None
+        rule = {"least_divergent": LEAST_DIVERGENT, "least_exact": LEAST_EXACT}
+        return {
+            **summary,
+            "own_checkpoint": self.own_checkpoint,
+            "interpretation": label,
+            "interpretation_rule": rule,
+        }
 
     def closing(self, summary: Summary) -> list[str]:
         line, *short = super().closing(summary)
@@ -45,34 +57,20 @@ class Replication(SixArms):
         return list(self.remarks)
 
 
-def replication_summary(dtype: str, panel: Panel, own_checkpoint: bool, rows: Sequence[Row]) -> Summary:
-    """Returns the head, the registered endpoints, the two constructions, and the frozen label. The label is None where
-    a gate failed, for then nothing may be read from the endpoints."""
-    endpoints, block = donor_summary(rows)
-    summary = run_summary("replication", dtype, rows, {"panel": panel_counts(panel), **block})
-    label = interpret(endpoints) if summary["passed"] else None
-    rule = {"least_divergent": LEAST_DIVERGENT, "least_exact": LEAST_EXACT}
-    return {**summary, "own_checkpoint": own_checkpoint, "interpretation": label, "interpretation_rule": rule}
-
-
 @click.command(help=__doc__)
 @dtype_option
 @source_option("bf16 matrix", "matrix-bf16")
-@common_options(preflight=0, checkpoint="later", tasks=False)
-def main(options: RunOptions, dtype: str, source: Path) -> None:
-    def body() -> int:
-        bank = open_bank(source)
-        numeric = {dtype: options.numeric(dtype)}
-        session = open_bank_session("replication", options, bank, numeric, same_weights=False)
-        chosen = select_spread(bank.prefixes, WANTED)[: options.limit]
-        states = session.states(chosen)
-        panel = spread_record(chosen, WANTED, bank)
-        manifest = session.manifest([prefix.row for prefix in chosen], panel)
-        own = manifest["checkpoint"] == bank.manifest["checkpoint"]
-        experiment = Replication(session.models.at(dtype), chosen, states, panel, own, session.notes)
-        return run(experiment, manifest, options, options.directory(f"replication-{dtype}"))
-
-    run_command(body, "experiments.replication")
+@common_options("replication", checkpoint="later", tasks=False)
+def main(options: RunOptions, dtype: str, source: Path) -> int:
+    bank = open_bank(source)
+    session = open_bank_session("replication", options, bank, {dtype: options.numeric(dtype)}, same_weights=False)
+    chosen = select_spread(bank.prefixes, WANTED)[: options.limit]
+    names, states = [RowName(prefix.row) for prefix in chosen], session.states(chosen)
+    panel = spread_record(chosen, WANTED, bank)
+    manifest = session.manifest([name.id for name in names], panel)
+    own = manifest["checkpoint"] == bank.manifest["checkpoint"]
+    experiment = Replication(session.models.at(dtype), names, states, panel, own, session.notes)
+    return run(experiment, manifest, options, options.directory(f"replication-{dtype}"))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import click
 from decode.record import causal_sha256
 from decode.text import CHAT_TEMPLATE, Chat, TextCodec
 from experiments.run.control import Control, Input, chat_steps, select
-from experiments.run.exits import run_command
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, build_manifest, common_options, dtype_option
 from experiments.run.tasks import SHOWN_ID, Task, load_tasks, refuse_rows
@@ -97,12 +96,9 @@ def run_stock(options: RunOptions, dtype: str, template: str, eos: tuple[str, ..
 @click.option(
     "--eos", multiple=True, default=EOS, show_default=True, metavar="TOKEN", help="Ends a generation; may be repeated."
 )
-@common_options(preflight=0)
-def main(options: RunOptions, dtype: str, file: Path | None, eos: tuple[str, ...]) -> None:
-    def body() -> int:
-        return run_stock(options, dtype, CHAT_TEMPLATE if file is None else template_text(file), eos)
-
-    run_command(body, "experiments.stock_control")
+@common_options("stock_control")
+def main(options: RunOptions, dtype: str, file: Path | None, eos: tuple[str, ...]) -> int:
+    return run_stock(options, dtype, CHAT_TEMPLATE if file is None else template_text(file), eos)
 
 
 def template_text(file: Path) -> str:

@@ -16,7 +16,6 @@ import click
 
 from experiments.run.designs import SixArms, donor_row, donor_summary
 from experiments.run.directory import ROWS
-from experiments.run.exits import run_command
 from experiments.run.experiment import Arms
 from experiments.run.inputs import Bank, Prefix, lengths, open_bank_session, open_strata, panel_counts, panel_record
 from experiments.run.ledger import sha256_file
@@ -24,6 +23,7 @@ from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
 from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
 from experiments.run.summary import run_summary
+from experiments.run.tasks import RowName
 from stats.intervals import Z_TRANSPLANT, wilson
 from stats.panels import stratified_spread
 
@@ -53,40 +53,33 @@ class Transplant(SixArms):
         return {**super().extra(made), **place, "stratum_reproduced": reproduced}
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
-        return transplant_summary(self.decoder.numeric.dtype, self.panel, rows)
-
-
-def transplant_summary(dtype: str, panel: Panel, rows: Sequence[Row]) -> Summary:
-    """Returns the head, how many rows of each stratum were reproduced, the registered endpoints, then incremental
-    against prefill as in a matrix, unscored."""
-    strata = {}
-    for stratum in panel["wanted"]:
-        mine = [row for row in rows if row.get("stratum") == stratum]
-        kept = [row["stratum_reproduced"] for row in mine if "stratum_reproduced" in row]
-        reproduced = wilson(sum(kept), len(kept), Z_TRANSPLANT).as_dict()
-        strata[stratum] = {"rows": len(mine), "reproduced": reproduced}
-    endpoints: Endpoints = {"panel": panel_counts(panel), "strata": strata, **donor_summary(rows)[1]}
-    return run_summary("transplant", dtype, rows, endpoints)
+        """Returns the head, how many rows of each stratum were reproduced, the registered endpoints, then incremental
+        against prefill as in a matrix, unscored."""
+        strata = {}
+        for stratum in self.panel["wanted"]:
+            mine = [row for row in rows if row.get("stratum") == stratum]
+            kept = [row["stratum_reproduced"] for row in mine if "stratum_reproduced" in row]
+            reproduced = wilson(sum(kept), len(kept), Z_TRANSPLANT).as_dict()
+            strata[stratum] = {"rows": len(mine), "reproduced": reproduced}
+        endpoints: Endpoints = {"panel": panel_counts(self.panel), "strata": strata, **donor_summary(rows)[1]}
+        return run_summary("transplant", self.decoder.numeric.dtype, rows, endpoints)
 
 
 @click.command(help=__doc__)
 @dtype_option
 @source_option("fixed_prefix", "fixed_prefix-bf16-fp32")
-@common_options(preflight=0, tasks=False)
-def main(options: RunOptions, dtype: str, source: Path) -> None:
-    def body() -> int:
-        bank, strata = open_strata(source)
-        session = open_bank_session("transplant", options, bank, {dtype: options.numeric(dtype)})
-        chosen = select(bank, strata)[: options.limit]
-        states = session.states(chosen)
-        available = {stratum: list(strata.values()).count(stratum) for stratum in WANTED}
-        panel = panel_record(RULE, WANTED, available, [{**one.name(), "stratum": strata[one.row]} for one in chosen])
-        panel["strata_ledger_sha256"] = sha256_file(source / ROWS)
-        experiment = Transplant(session.models.at(dtype), chosen, states, panel)
-        manifest = session.manifest([prefix.row for prefix in chosen], panel)
-        return run(experiment, manifest, options, options.directory(f"transplant-{dtype}"))
-
-    run_command(body, "experiments.transplant")
+@common_options("transplant", tasks=False)
+def main(options: RunOptions, dtype: str, source: Path) -> int:
+    bank, strata = open_strata(source)
+    session = open_bank_session("transplant", options, bank, {dtype: options.numeric(dtype)})
+    chosen = select(bank, strata)[: options.limit]
+    names, states = [RowName(prefix.row) for prefix in chosen], session.states(chosen)
+    available = {stratum: list(strata.values()).count(stratum) for stratum in WANTED}
+    panel = panel_record(RULE, WANTED, available, [{**one.name(), "stratum": strata[one.row]} for one in chosen])
+    panel["strata_ledger_sha256"] = sha256_file(source / ROWS)
+    manifest = session.manifest([name.id for name in names], panel)
+    experiment = Transplant(session.models.at(dtype), names, states, panel)
+    return run(experiment, manifest, options, options.directory(f"transplant-{dtype}"))
 
 
 if __name__ == "__main__":

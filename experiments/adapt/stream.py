@@ -62,20 +62,18 @@ def plan_bytes(tensors: Mapping[str, Planned]) -> int:
 def write_stream(path: Path, tensors: Mapping[str, Planned]) -> str:
     """Writes the file and returns its SHA-256. InputError where a source file ends early."""
     header, order = _header(tensors)
-    digest, buffer = hashlib.sha256(header), memoryview(bytearray(BUFFER_BYTES))
+    digest = hashlib.sha256(header)
     with open(path, "wb") as out:
         out.write(header)
         for source, start, stop in (span for name in order for span in tensors[name].spans):
             with open(source, "rb", buffering=0) as file:
                 file.seek(start)
-                left = stop - start
-                while left:
-                    count = file.readinto(buffer[:left])
-                    if not count:
+                while left := stop - file.tell():
+                    chunk = file.read(min(left, BUFFER_BYTES))
+                    if not chunk:
                         raise InputError(f"{source}: incomplete or damaged (ends {left} bytes early)")
-                    digest.update(buffer[:count])
-                    out.write(buffer[:count])
-                    left -= count
+                    digest.update(chunk)
+                    out.write(chunk)
         out.flush()
         os.fsync(out.fileno())
     return digest.hexdigest()

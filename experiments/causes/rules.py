@@ -6,40 +6,36 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from experiments.run.inputs import panel_counts
-from experiments.run.records import Panel, Row, Summary
+from experiments.run.records import Endpoints, Panel, Row, Summary
 from experiments.run.summary import pair_summary, run_summary
 from stats.intervals import STREAMS
 from stats.margins import ulp
 
 PAIR = "incremental:prefill"
 ULPS = (0, 1, 2, 4)
+FACTORS = ["repeat_kv/plain", "repeat_kv/tiled", "blocked/plain", "blocked/tiled"]  # the cells that the rule reads
 
 
 def causes_summary(rows: Sequence[Row], names: Sequence[str], panel: Panel, alone: dict[str, Any]) -> Summary:
-    """Returns the head and the endpoints by cell and by dtype. names: the cells. alone: as given, of `causes.alone`.
+    """Returns the head and the endpoints by cell and by dtype. names: the cells. alone: as given, of `rows_alone`.
 
     A dtype that lacks one of the four cells which the rule reads has no verdict.
     """
     by_cell = {name: [row for row in rows if row["cell"] == name] for name in names}
-    cells = {name: _cell(found, name) for name, found in by_cell.items()}
     dtypes = list(dict.fromkeys(name.split("/")[0] for name in names))
-    return run_summary(
-        "causes",
-        ", ".join(dtypes),
-        rows,
-        {
-            "panel": panel_counts(panel),
-            "left_out": panel["left_out"],
-            "cells": cells,
-            "verdicts": {dtype: verdict(dtype, by_cell) for dtype in dtypes if decided(dtype, names)},
-            "chunks": {
-                name: _chunks(found) for name, found in by_cell.items() if any("chunks" in row for row in found)
-            },
-            "oracle": {name: _oracle(found) for name, found in by_cell.items()},
-            "alone": alone,
-            "margins": {name: margins(found, name.split("/")[0]) for name, found in by_cell.items()},
-        },
-    )
+    decided = [dtype for dtype in dtypes if {f"{dtype}/{cell}" for cell in FACTORS} <= set(names)]
+    chunks = {name: [row["chunks"] for row in found if "chunks" in row] for name, found in by_cell.items()}
+    endpoints: Endpoints = {
+        "panel": panel_counts(panel),
+        "left_out": panel["left_out"],
+        "cells": {name: _cell(found, name) for name, found in by_cell.items()},
+        "verdicts": {dtype: verdict(dtype, by_cell) for dtype in decided},
+        "chunks": {name: _chunks(found) for name, found in chunks.items() if found},
+        "oracle": {name: _oracle(found) for name, found in by_cell.items()},
+        "alone": alone,
+        "margins": {name: margins(found, name.split("/")[0]) for name, found in by_cell.items()},
+    }
+    return run_summary("causes", ", ".join(dtypes), rows, endpoints)
 
 
 def _cell(rows: Sequence[Row], name: str) -> dict[str, Any]:
@@ -51,11 +47,6 @@ def _cell(rows: Sequence[Row], name: str) -> dict[str, Any]:
     return {**summary, "first_difference": {"most_common": common, "rows": places.count(common) if common else 0}}
 
 
-def decided(dtype: str, names: Sequence[str]) -> bool:
-    """Whether the run has all four cells that the rule reads."""
-    return {f"{dtype}/{a}/{b}" for a in ("repeat_kv", "blocked") for b in ("plain", "tiled")} <= set(names)
-
-
 def verdict(dtype: str, by_cell: dict[str, list[Row]]) -> dict[str, Any]:
     """Returns which default kernel is necessary and which sufficient, per endpoint.
 
@@ -64,42 +55,33 @@ def verdict(dtype: str, by_cell: dict[str, list[Row]]) -> dict[str, Any]:
     none (the other factor at its default, D = 0, while D of both defaults > 0). Evidence: the rows that differ in the
     deciding cell.
     """
-
-    def differing(attention: str, linear: str, endpoint: Literal["cache", "suffix"]) -> list[str]:
-        rows = by_cell[f"{dtype}/{attention}/{linear}"]
-        return [row["row"] for row in rows if row["comparisons"] and not row["comparisons"][PAIR][endpoint]["exact"]]
-
     found: dict[str, Any] = {}
     endpoints: tuple[Literal["cache", "suffix"], ...] = ("cache", "suffix")
     for endpoint in endpoints:
-        both = differing("repeat_kv", "plain", endpoint)
-        alone = {
-            "attention": differing("repeat_kv", "tiled", endpoint),
-            "linear": differing("blocked", "plain", endpoint),
-        }
-        without = {"attention": alone["linear"], "linear": alone["attention"]}
-        found[endpoint] = {
-            "default_differs": len(both),
-            "invariant_differs": len(differing("blocked", "tiled", endpoint)),
-            **{
-                factor: {
-                    "sufficient": bool(alone[factor]),
-                    "necessary": bool(both) and not without[factor],
-                    "differs_alone": alone[factor],
-                    "differs_without": without[factor],
-                }
-                for factor in alone
-            },
-        }
+        both, attention, linear, neither = (
+            [row["row"] for row in by_cell[f"{dtype}/{cell}"] if _differs(row, endpoint)] for cell in FACTORS
+        )
+        found[endpoint] = {"default_differs": len(both), "invariant_differs": len(neither)}
+        for factor, alone, without in (("attention", attention, linear), ("linear", linear, attention)):
+            found[endpoint][factor] = {
+                "sufficient": bool(alone),
+                "necessary": bool(both) and not without,
+                "differs_alone": alone,
+                "differs_without": without,
+            }
     return found
 
 
-def _chunks(rows: Sequence[Row]) -> dict[str, Any]:
-    names = list(dict.fromkeys(chunk for row in rows for chunk in row.get("chunks", {})))
+def _differs(row: Row, endpoint: Literal["cache", "suffix"]) -> bool:
+    return bool(row["comparisons"]) and not row["comparisons"][PAIR][endpoint]["exact"]
+
+
+def _chunks(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     result = {}
-    for name in sorted(names, key=lambda c: math.inf if c == "one_call" else int(c)):
-        found = [row["chunks"][name] for row in rows if name in row.get("chunks", {})]
-        result[name] = {
+    sizes = dict.fromkeys(size for curve in rows for size in curve)
+    for size in sorted(sizes, key=lambda c: math.inf if c == "one_call" else int(c)):
+        found = [curve[size] for curve in rows if size in curve]
+        result[size] = {
             "rows": len(found),
             "exact_rows": sum(entry["exact"] for entry in found),
             "share_median": statistics.median(entry["share"] for entry in found),
@@ -112,23 +94,17 @@ def _oracle(rows: Sequence[Row]) -> dict[str, Any]:
     kept = [row["oracle"] for row in rows if "oracle" in row]
     if not kept:
         return {"rows": 0}
-    medians = {
-        arm: {
-            key: statistics.median(entry["arms"][arm][key] for entry in kept)
-            for key in ("cache_relative_l2", "logits_relative_l2")
-        }
-        for arm in kept[0]["arms"]
+    arms = {arm: [entry["arms"][arm] for entry in kept] for arm in kept[0]["arms"]}
+    median = {
+        arm: {key: statistics.median(one[key] for one in found) for key in ("cache_relative_l2", "logits_relative_l2")}
+        for arm, found in arms.items()
     }
-    nearer = [entry["nearer"] for entry in kept]
+    nearer = [entry["nearer"] or "equal" for entry in kept]
     return {
         "rows": len(kept),
-        "median": medians,
-        "nearer": {
-            "incremental": nearer.count("incremental"),
-            "prefill": nearer.count("prefill"),
-            "equal": nearer.count(None),
-        },
-        "argmax_equal": {arm: sum(e["arms"][arm]["argmax_equal"] for e in kept) for arm in kept[0]["arms"]},
+        "median": median,
+        "nearer": {name: nearer.count(name) for name in ("incremental", "prefill", "equal")},
+        "argmax_equal": {arm: sum(one["argmax_equal"] for one in found) for arm, found in arms.items()},
     }
 
 
@@ -141,18 +117,16 @@ def margins(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
     tied_steps: the share of all free suffix steps that are exact ties, the base rate.
     """
     ulps, firsts, smalls, free = [], [], [], []
-    for row in rows:
-        if not row["comparisons"]:
-            continue
-        steps = row["arms"]["incremental"]["margins"]
+    for row in [row for row in rows if row["comparisons"]]:
+        steps, suffix = row["arms"]["incremental"]["margins"], row["comparisons"][PAIR]["suffix"]
         free += [margin for margin in steps if margin is not None]
-        suffix = row["comparisons"][PAIR]["suffix"]
         first, top = suffix["first_divergence"], suffix["tops"][0]
         margin = steps[first] if first is not None and first < len(steps) else None
         if first is None or top is None or margin is None:
             continue
-        ulps.append(margin / ulp(top, dtype))
-        small = next((i for i, margin in enumerate(steps) if margin is not None and margin <= ulp(top, dtype)), None)
+        one = ulp(top, dtype)
+        ulps.append(margin / one)
+        small = next((i for i, margin in enumerate(steps) if margin is not None and margin <= one), None)
         if small is not None:
             firsts.append(first)
             smalls.append(small)
@@ -177,11 +151,10 @@ def closing_lines(summary: Summary) -> list[str]:
     lines += [f"left out: {cell}: {reason}" for cell, reason in summary["left_out"].items()]
     for dtype, endpoints in summary["verdicts"].items():
         for endpoint, found in endpoints.items():
-            causes = [
-                f"{factor} {'necessary' if found[factor]['necessary'] else 'not necessary'}, "
-                f"{'sufficient' if found[factor]['sufficient'] else 'not sufficient'}"
-                for factor in ("attention", "linear")
-            ]
+            causes = []
+            for factor in ("attention", "linear"):
+                words = [word if found[factor][word] else f"not {word}" for word in ("necessary", "sufficient")]
+                causes.append(f"{factor} {', '.join(words)}")
             lines.append(
                 f"{dtype} {endpoint}: {found['default_differs']} rows differ by default, "
                 f"{found['invariant_differs']} with both kernels invariant; {'; '.join(causes)}"

@@ -8,8 +8,8 @@ moments of this run, at 90 % and at its end.
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import torch
@@ -35,17 +35,12 @@ WARMUP, DECAY_FROM = 0.01, 0.4  # shares of the run
 PRIMARY_AT = 0.9  # share of the run after which the primary checkpoint is taken; the later one is the end
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What decides every batch and learning rate of a run."""
 
     seed: int
     steps: int
     batch_size: int
-
-    def record(self) -> dict[str, str]:
-        """Returns what the training state keeps of it."""
-        return {name: str(value) for name, value in asdict(self).items()}
 
 
 def rate(progress: float) -> float:
@@ -78,26 +73,25 @@ class Optimizer:
             optimizer.zero_grad(set_to_none=True)
 
 
-def save_state(
-    path: Path, step: int, plan: Mapping[str, str], parameters: Mapping[str, Parameter], optimizer: Optimizer
-) -> None:
+def save_state(path: Path, step: int, plan: Plan, parameters: dict[str, Parameter], optimizer: Optimizer) -> None:
     """Writes parameters and both optimizers' moments after `step` steps as one safetensors file, replaced whole."""
     tensors = {f"parameter.{name}": parameter.detach().contiguous() for name, parameter in parameters.items()}
     for kind in ("muon", "adamw"):
         for index, moments in getattr(optimizer, kind).state_dict()["state"].items():
             tensors |= {f"{kind}.{index}.{key}": value.contiguous() for key, value in moments.items()}
     partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={**plan, "step": str(step)})
+    record = {name: str(value) for name, value in (*plan._asdict().items(), ("step", step))}
+    save_file(tensors, partial, metadata=record)
     partial.replace(path)
 
 
-def load_state(path: Path, plan: Mapping[str, str], parameters: Mapping[str, Parameter], optimizer: Optimizer) -> int:
+def load_state(path: Path, plan: Plan, parameters: dict[str, Parameter], optimizer: Optimizer) -> int:
     """Fills parameters and moments in place and returns the steps done. InputError for another plan's state."""
     moments: dict[str, dict[int, dict[str, Tensor]]] = {"muon": {}, "adamw": {}}
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
-        for key, expected in plan.items():
-            if metadata.get(key) != expected:
+        for key, expected in plan._asdict().items():
+            if metadata.get(key) != str(expected):
                 raise refuse(f"{path}: {key}", f"{expected}, as given", metadata.get(key))
         for name in list(file.keys()):
             kind, rest = name.split(".", 1)
@@ -143,7 +137,7 @@ def train(out: Path, plan: Plan, threads: int, save_every: int, stop: int | None
     parameters = {name: Parameter(tensor) for name, tensor in initial_weights(shape, plan.seed).items()}
     optimizer, decoder = Optimizer(parameters), Decoder(shape, parameters, numeric)
     state_file, last = out / "state.safetensors", min(plan.steps, stop or plan.steps)
-    done = load_state(state_file, plan.record(), parameters, optimizer) if state_file.exists() else 0
+    done = load_state(state_file, plan, parameters, optimizer) if state_file.exists() else 0
     started, tokens, losses = time.perf_counter(), 0, []
     for step, batch in enumerate(batches(plan, done, last, tokenizer), start=done + 1):
         total, weight = loss_sum(decoder, batch)
@@ -161,7 +155,7 @@ def train(out: Path, plan: Plan, threads: int, save_every: int, stop: int | None
         if step == round(PRIMARY_AT * plan.steps):
             write_checkpoint(out / "primary", config, parameters, tokenizer)
         if step % save_every == 0 or step == last:
-            save_state(state_file, step, plan.record(), parameters, optimizer)
+            save_state(state_file, step, plan, parameters, optimizer)
             write_checkpoint(out / "later", config, parameters, tokenizer)
 
 

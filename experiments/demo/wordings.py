@@ -112,22 +112,8 @@ BRANCH_STARTS = (
     "From {N} we have {s} {o}.",
     "Initially {N} holds {s} {o}.",
 )
-TURNS = {
-    "gains": (
-        "Now the gains.",
-        "Next come the gains.",
-        "The gains remain.",
-        "Turn to the gains.",
-        "What is left are the gains.",
-    ),
-    "losses": (
-        "Now the losses.",
-        "Next come the losses.",
-        "The losses remain.",
-        "Turn to the losses.",
-        "What is left are the losses.",
-    ),
-}
+TURN = ("Now the {}.", "Next come the {}.", "The {} remain.", "Turn to the {}.", "What is left are the {}.")
+TURNS = {side: tuple(phrase.format(side) for phrase in TURN) for side in ("gains", "losses")}
 STEP_OPENINGS = ("Then", "Next", "Now", "Here", "After that", "At this point", "This time", "Further on")
 EQUATIONS = ("so", "which means", "and", "thus", "giving", "hence")
 BRANCH_ENDS = (

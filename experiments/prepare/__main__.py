@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from experiments.prepare.questions import Fields, freeze, held_out, read_questions, task_line
+from experiments.prepare.questions import freeze, held_out, read_questions, task_line
 from experiments.run.exits import DONE, run_command
 from experiments.run.ledger import canonical, sha256_file, sha256_text, write_whole
 from experiments.run.tasks import parse_tasks
@@ -31,9 +31,7 @@ SCHEMA = "stage-replay-tasks-v1"
 TASKS, REST, MANIFEST = "tasks.jsonl", "rest.jsonl", "manifest.json"
 
 
-def prepare(
-    source: Path, out: Path, fields: Fields, holdout: int | None, seed: int, keep_order: bool
-) -> dict[str, Any]:
+def prepare(source: Path, out: Path, fields: Any, holdout: int | None, seed: int, keep_order: bool) -> dict[str, Any]:
     """Writes the three files and returns the manifest. InputError lists every offending row; nothing is skipped."""
     records, used = read_questions(source, fields)
     frozen = freeze(records, keep_order, source)
@@ -84,7 +82,7 @@ field = partial(click.option, default="", metavar="FIELD")
 @click.option("--keep-order", is_flag=True, help="Leave choices in the source's order (of --choices alone).")
 def main(source: Path, out: Path, holdout: int | None, seed: int, keep_order: bool, **given: Any) -> None:
     def body() -> int:
-        manifest = prepare(source, out, Fields(**given), holdout, seed, keep_order)
+        manifest = prepare(source, out, given, holdout, seed, keep_order)
         right = ", ".join(f"{letter} {count}" for letter, count in manifest["answers"].items())
         click.echo(f"{manifest['tasks']} of {manifest['rows']} rows frozen; right answers: {right}")
         click.echo(f"{manifest['tasks_sha256']}  {TASKS}")

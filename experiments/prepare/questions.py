@@ -4,7 +4,7 @@ choices, the holdout, and a check for answers inside questions."""
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +33,12 @@ PLAIN = {"id": "id", "question": "question", "correct": "correct", "incorrect": 
 STATED = re.compile(r"^[ \t>*#-]*(?:the\s+)?(?:correct\s+|right\s+)?answer\s*(?:is)?\s*[:=]\s*(.+?)\s*$", re.I | re.M)
 
 
-@dataclass(frozen=True)
-class Fields:
-    """Field names the user gave; "" and () take the defaults."""
+def read_questions(path: Path, fields: dict[str, Any]) -> tuple[list[Task], dict[str, Any]]:
+    """Returns all rows, choices in the source's order and `answer` still the right text, and the field names used.
 
-    id: str = ""
-    question: str = ""
-    correct: str = ""
-    incorrect: tuple[str, ...] = ()
-    choices: str = ""
-    answer: str = ""
-
-
-@dataclass(frozen=True)
-class Record:
-    """One question."""
-
-    id: str
-    question: str
-    choices: tuple[str, ...]  # in the source's order; empty where the answer is a number
-    correct: str  # the text of the right choice, or the number in its one spelling
-
-
-def read_questions(path: Path, fields: Fields) -> tuple[list[Record], dict[str, Any]]:
-    """Returns all records, and the field names used. InputError lists every row that does not fit; none is skipped."""
+    fields: the names that the user gave; "" and () take the defaults. InputError lists every row that does not fit;
+    none is skipped.
+    """
     rows = list(read_records(path))
     names = list(dict.fromkeys(key for _, row in rows if isinstance(row, dict) for key in row))
     faults = [f"line {line}: {row}" for line, row in rows if isinstance(row, str)]
@@ -64,7 +46,7 @@ def read_questions(path: Path, fields: Fields) -> tuple[list[Record], dict[str, 
         refuse_rows(path, faults)
         raise InputError(f"{path}: expected at least one row, found none")
     used = _resolve(fields, names, path)
-    records: dict[str, Record] = {}
+    records: dict[str, Task] = {}
     for line, row in rows:
         if isinstance(row, str):
             continue
@@ -79,19 +61,19 @@ def read_questions(path: Path, fields: Fields) -> tuple[list[Record], dict[str, 
     return list(records.values()), used
 
 
-def _resolve(fields: Fields, present: list[str], path: Path) -> dict[str, Any]:
+def _resolve(fields: dict[str, Any], present: list[str], path: Path) -> dict[str, Any]:
     """Returns the names to read: the user's, else GPQA's where the rows have them, else the plain ones."""
     default = GPQA if GPQA["question"] in present else PLAIN
-    used: dict[str, Any] = {"id": fields.id or default["id"], "question": fields.question or default["question"]}
-    if fields.correct or fields.incorrect or (default["correct"] in present and not fields.choices):
-        if fields.choices or fields.answer:
+    used: dict[str, Any] = {name: fields[name] or default[name] for name in ("id", "question")}
+    if fields["correct"] or fields["incorrect"] or (default["correct"] in present and not fields["choices"]):
+        if fields["choices"] or fields["answer"]:
             raise InputError("--correct and --incorrect: expected no --choices or --answer beside them, found one")
-        used["correct"] = fields.correct or default["correct"]
-        used["incorrect"] = list(fields.incorrect or default["incorrect"])
+        used["correct"] = fields["correct"] or default["correct"]
+        used["incorrect"] = list(fields["incorrect"] or default["incorrect"])
     else:
-        used["answer"] = fields.answer or "answer"
-        if fields.choices or "choices" in present:
-            used["choices"] = fields.choices or "choices"
+        used["answer"] = fields["answer"] or "answer"
+        if fields["choices"] or "choices" in present:
+            used["choices"] = fields["choices"] or "choices"
     read = [name for value in used.values() for name in (value if isinstance(value, list) else [value])]
     stated = {used.get("answer")} if any(key in present for key in EXPLICIT) else set()  # another field says it
     missing = [name for name in read if name not in present and name not in stated]
@@ -100,8 +82,8 @@ def _resolve(fields: Fields, present: list[str], path: Path) -> dict[str, Any]:
     return used
 
 
-def _record(row: dict[str, Any], used: dict[str, Any]) -> Record:
-    """Returns the record, its texts stripped, as GPQA's cells end in line breaks. InputError says what is wrong."""
+def _record(row: dict[str, Any], used: dict[str, Any]) -> Task:
+    """Returns the row, its texts stripped, as GPQA's cells end in line breaks. InputError says what is wrong."""
     name, question = row.get(used["id"]), row.get(used["question"])
     name = str(name) if type(name) is int else name
     for what, value in ((used["id"], name), (used["question"], question)):
@@ -115,7 +97,7 @@ def _record(row: dict[str, Any], used: dict[str, Any]) -> Record:
     assert isinstance(name, str) and isinstance(question, str)
     if any(0xD800 <= ord(c) <= 0xDFFF for text in (name, question, *choices, correct) for c in text):
         raise InputError("expected Unicode text, found a lone surrogate")
-    return Record(name.strip(), question.strip(), tuple(choices), correct)
+    return Task(name.strip(), question.strip(), tuple(choices), correct)
 
 
 def _choices(row: dict[str, Any], used: dict[str, Any]) -> tuple[list[str], str]:
@@ -143,15 +125,16 @@ def _choices(row: dict[str, Any], used: dict[str, Any]) -> tuple[list[str], str]
     return stripped, stripped[index]
 
 
-def freeze(records: Sequence[Record], keep_order: bool, path: Path) -> list[Task]:
-    """Returns all tasks in source order. InputError lists the rows whose question states its answer."""
+def freeze(records: Sequence[Task], keep_order: bool, path: Path) -> list[Task]:
+    """Returns the tasks in source order, `answer` the right choice's letter. InputError lists the rows whose question
+    states its answer."""
     tasks, faults = [], []
     for record in records:
         choices = record.choices if keep_order else ordered(record.id, record.choices)
-        answer = LETTERS[choices.index(record.correct)] if choices else record.correct
-        if states_answer(record.question, answer, record.correct):
+        answer = LETTERS[choices.index(record.answer)] if choices else record.answer
+        if states_answer(record.question, answer, record.answer):
             faults.append(f"row {record.id[:60]!r}: its question states its answer")
-        tasks.append(Task(record.id, record.question, choices, answer))
+        tasks.append(replace(record, choices=choices, answer=answer))
     refuse_rows(path, faults)
     return tasks
 

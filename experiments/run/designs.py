@@ -4,7 +4,7 @@ in both directions on a fixed prefix (sections 3.6 and 3.7).
 The transplants neither read nor recompute expected answers: a row is known by its name, and its arms are not scored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +12,13 @@ from cache.boundary import Boundary
 from cache.build import build_prefill, incremental_steps, live_steps
 from cache.transplant import transplant, whole_transplant_holds
 from decode.greedy import Steps
-from decode.state import State
 from experiments.report.values import closing_line, donor_line
-from experiments.run.experiment import ArmExperiment, Arms, eligible_choice, gate, prefix_holds, replica_gate
-from experiments.run.inputs import Prefix, shortfall
+from experiments.run.experiment import ArmExperiment, Arms, OneDecoder, bank_prefix, eligible_choice, gate, replica_gate
+from experiments.run.inputs import shortfall
 from experiments.run.progress import RowProgress
 from experiments.run.records import Endpoints, Row, RowExtra, Summary
 from experiments.run.saving import NOTHING_SAVED, Saving
 from experiments.run.summary import pair_summary, run_summary
-from experiments.run.tasks import RowName, Task, longest_continuation, longest_row
-from minimodel.decoder import Decoder
 from stats.donors import DONORS, INTO_INCREMENTAL, INTO_PREFILL, SIDES, DonorRow, donor_endpoints
 from stats.intervals import STREAMS, Z_TRANSPLANT, Proportion
 
@@ -29,28 +26,18 @@ NATIVE = ("incremental", "incremental_replica", "prefill", "prefill_replica")
 
 
 @dataclass(frozen=True)
-class RetainedLive(ArmExperiment):
+class RetainedLive(OneDecoder[Arms], ArmExperiment):
     """Generates the boundary once, then decodes four arms."""
 
-    decoder: Decoder
-    tasks: Sequence[Task]
-    prompts: Sequence[State]  # of each task
     saving: Saving = NOTHING_SAVED
 
     arms = ("live", "live_replica", "prefill", "prefill_replica")
     pairs = (("live", "live_replica"), ("prefill", "prefill_replica"), ("live", "prefill"))
     replica_live, replica_prefill = replica_gate("live"), replica_gate("prefill")
 
-    @property
-    def longest(self) -> int:
-        return longest_row(self.prompts)
-
-    def task(self, index: int) -> Task:
-        return self.tasks[index]
-
     def boundaries(self, index: int, progress: RowProgress) -> Steps[tuple[Boundary, ...]]:
         row, saving = self.tasks[index].id, self.saving
-        live = yield from live_steps(self.decoder, self.prompts[index], observe=saving.observe(row, "live"))
+        live = yield from live_steps(self.decoder, self.states[index], observe=saving.observe(row, "live"))
         progress.fed(len(live.state))
         prefill = build_prefill(self.decoder, live.state, observe=saving.observe(row, "prefill"))
         saving.write(row, "live", live)
@@ -77,13 +64,15 @@ def matrix_summary(dtype: str, rows: Sequence[Row]) -> Summary:
     return run_summary("matrix", dtype, rows, {**pair_summary(rows, "live", "prefill", stream)})
 
 
-@dataclass(frozen=True)
-class SixArms(ArmExperiment):
-    """Builds both constructions twice, transplants both ways, decodes six suffixes."""
+def provenance_gate(name: str) -> Callable[[Any, Any], bool]:
+    """Returns the gate that every bit of transplant NAME's K/V is the donor's, and all else the recipient's."""
+    arms = (name, *reversed(DONORS[name]))  # the transplant, its recipient, its donor
+    return gate(lambda experiment, made: whole_transplant_holds(*(made[arm].boundary for arm in arms)))
 
-    decoder: Decoder
-    prefixes: Sequence[Prefix]  # the frozen rows
-    states: Sequence[State]  # of each
+
+@dataclass(frozen=True)
+class SixArms(OneDecoder[Arms], ArmExperiment):
+    """Builds both constructions twice, transplants both ways, decodes six suffixes."""
 
     arms = (*NATIVE, INTO_PREFILL, INTO_INCREMENTAL)
     pairs = (
@@ -93,13 +82,6 @@ class SixArms(ArmExperiment):
         ("incremental", INTO_PREFILL),  # donor and recipient-with-the-donor's-cache
         ("prefill", INTO_INCREMENTAL),
     )
-
-    @property
-    def longest(self) -> int:
-        return longest_continuation(self.states)
-
-    def task(self, index: int) -> RowName:
-        return RowName(self.prefixes[index].row)
 
     def boundaries(self, index: int, progress: RowProgress) -> Steps[tuple[Boundary, ...]]:
         state = self.states[index]
@@ -111,20 +93,11 @@ class SixArms(ArmExperiment):
         progress.fed(3 * len(state))
         return (*native, into_prefill, into_incremental)
 
-    @gate
-    def prefix(self, made: Arms) -> bool:
-        """The bank's tokens, and what follows from them alone, entered every construction."""
-        return prefix_holds(made.all, self.prefixes[made.index].tokens)
-
+    prefix = bank_prefix
     replica_incremental, replica_prefill = replica_gate("incremental"), replica_gate("prefill")
 
-    @gate
-    def provenance_incremental_cache_into_prefill(self, made: Arms) -> bool:
-        return _provenance(made, INTO_PREFILL)
-
-    @gate
-    def provenance_prefill_cache_into_incremental(self, made: Arms) -> bool:
-        return _provenance(made, INTO_INCREMENTAL)
+    provenance_incremental_cache_into_prefill = provenance_gate(INTO_PREFILL)
+    provenance_prefill_cache_into_incremental = provenance_gate(INTO_INCREMENTAL)
 
     @gate
     def raw_argmax(self, made: Arms) -> bool:
@@ -150,12 +123,6 @@ class SixArms(ArmExperiment):
 
     def closing(self, summary: Summary) -> list[str]:
         return [donor_line(summary), *shortfall(summary["panel"])]
-
-
-def _provenance(made: Arms, name: str) -> bool:
-    """Whether every bit of a transplant's K/V is the donor's, and all else the recipient's."""
-    donor, recipient = DONORS[name]
-    return whole_transplant_holds(made[name].boundary, made[recipient].boundary, made[donor].boundary)
 
 
 def raw_argmax(boundary: Boundary) -> int:

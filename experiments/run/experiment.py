@@ -7,7 +7,7 @@ of boundaries of one prefix, called arms (`ArmExperiment`).
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from cache.boundary import Boundary
 from cache.digest import cache_sha256, tensor_sha256
@@ -16,9 +16,10 @@ from cache.isolation import cache_tensors, disjoint, geometry
 from decode.greedy import Steps, Suffix, choose, suffix_steps
 from decode.record import derived_sha256
 from decode.state import State, token_digest
+from experiments.run.inputs import Models
 from experiments.run.progress import RowProgress
 from experiments.run.records import ArmEntry, Comparison, Gates, PrefixEntry, Row, RowExtra, Summary
-from experiments.run.tasks import RowName, Task
+from experiments.run.tasks import RowName, Task, longest_row
 from minimodel.bits import COPIES, equal_copies, same_bits
 from minimodel.decoder import Decoder
 from minimodel.roles import MERGE
@@ -38,6 +39,12 @@ def gate(check: Check) -> Check:
 def replica_gate(name: str) -> Callable[[Any, Any], bool]:
     """Returns the gate that arm NAME and NAME_replica agree in every bit."""
     return gate(lambda experiment, made: replica_exact(made[name], made[f"{name}_replica"]))
+
+
+# the bank's tokens, and what follows from them alone, entered every construction
+bank_prefix: Callable[[Any, Any], bool] = gate(
+    lambda experiment, made: prefix_holds(made.all, experiment.state(made.index).tokens)
+)
 
 
 class Experiment(ABC, Generic[Made]):
@@ -112,6 +119,25 @@ class Experiment(ABC, Generic[Made]):
 
 
 @dataclass(frozen=True)
+class OneDecoder(Experiment[Made]):
+    """Rows that start from discrete states, all under one decoder."""
+
+    decoder: Decoder
+    tasks: Sequence[Task | RowName]
+    states: Sequence[State]  # of each task: its prompt, or a boundary prefix
+
+    @property
+    def longest(self) -> int:
+        return longest_row(self.states)
+
+    def task(self, index: int) -> Task | RowName:
+        return self.tasks[index]
+
+    def state(self, index: int) -> State:
+        return self.states[index]
+
+
+@dataclass(frozen=True)
 class Arm:
     """One continuation."""
 
@@ -162,17 +188,9 @@ class ArmExperiment(Experiment[Arms]):
         arms = yield from continued(self.model(index), named, progress)
         return Arms(index, reached, arms)
 
-    @gate
-    def functional_state(self, made: Arms) -> bool:
-        return functional_state_holds(made.all)
-
-    @gate
-    def storage_disjoint(self, made: Arms) -> bool:
-        return storage_disjoint(made.all)
-
-    @gate
-    def copies_synchronised(self, made: Arms) -> bool:
-        return copies_synchronised(made.all)
+    functional_state = gate(lambda self, made: functional_state_holds(made.all))
+    storage_disjoint = gate(lambda self, made: storage_disjoint(made.all))
+    copies_synchronised = gate(lambda self, made: copies_synchronised(made.all))
 
     @gate
     def argmax(self, made: Arms) -> bool:
@@ -197,6 +215,40 @@ class ArmExperiment(Experiment[Arms]):
             "gates": gates,
             "passed": all(gates.values()),
         }
+
+
+@dataclass(frozen=True)
+class Crossed(ArmExperiment):
+    """Every prefix under every numeric contract, contracts outermost, so that each model is loaded once."""
+
+    models: Models  # by the contract's name
+    tasks: Sequence[Task]
+    states: Sequence[State]  # the boundary prefix of each task
+
+    factor: ClassVar[Literal["dtype", "cell"]]  # the row's field that names the contract
+
+    @property
+    def longest(self) -> int:
+        return longest_row(self.states)
+
+    def order(self) -> list[str]:
+        """Returns the manifest's `row_order`."""
+        return [f"{name}/{task.id}" for name in self.models.numeric for task in self.tasks]
+
+    def part(self, index: int) -> str:
+        return list(self.models.numeric)[index // len(self.tasks)]
+
+    def model(self, index: int) -> Decoder:
+        return self.models.at(self.part(index))
+
+    def task(self, index: int) -> Task:
+        return self.tasks[index % len(self.tasks)]
+
+    def state(self, index: int) -> State:
+        return self.states[index % len(self.tasks)]
+
+    def identity(self, index: int) -> RowExtra:
+        return {"dtype": self.part(index)} if self.factor == "dtype" else {"cell": self.part(index)}
 
 
 def continued(model: Decoder, boundaries: Mapping[str, Boundary], progress: RowProgress) -> Steps[dict[str, Arm]]:

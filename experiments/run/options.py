@@ -17,7 +17,7 @@ import click
 
 from cache.storage import contract_record
 from decode.contract import Contract
-from experiments.run.exits import claim_devices
+from experiments.run.exits import claim_devices, run_command
 from experiments.run.records import ContractEntries, Manifest, Panel
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import COPIES
@@ -186,13 +186,14 @@ def numeric_options(command: Command) -> Command:
     return with_options(command, NUMERIC)
 
 
-def common_options(preflight: int, checkpoint: str = "primary", tasks: bool = True) -> Decorator:
-    """All shared options but --dtype; the command receives them as one `options: RunOptions`. tasks: offer --tasks."""
+def common_options(name: str, preflight: int = 0, checkpoint: str = "primary", tasks: bool = True) -> Decorator:
+    """All shared options but --dtype, for the command experiments.NAME, which `run_command` runs: it receives them as
+    one `options: RunOptions` and returns its exit code. tasks: offer --tasks."""
 
     def decorate(command: Command) -> Command:
-        def wrapped(**given: Any) -> Any:
+        def wrapped(**given: Any) -> None:
             shared = {name: given.pop(name, None) for name in RunOptions.__dataclass_fields__}
-            return command(options=RunOptions(**shared), **given)
+            run_command(lambda: command(options=RunOptions(**shared), **given), f"experiments.{name}")
 
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
         wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]

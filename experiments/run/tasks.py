@@ -220,13 +220,8 @@ def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Pat
     return states
 
 
-def longest_row(prompts: Sequence[State]) -> int:
-    """Returns the most tokens that the row of any of these prompts can hold."""
-    longest = max(prompts, key=len)
-    return longest.contract.prefix_limit(len(longest)) + longest.contract.suffix_limit()
-
-
-def longest_continuation(prefixes: Sequence[State]) -> int:
-    """Returns the most tokens that a continuation of any of these boundary prefixes can hold."""
-    longest = max(prefixes, key=len)
-    return len(longest) + longest.contract.suffix_limit()
+def longest_row(states: Sequence[State]) -> int:
+    """Returns the most tokens that a row from any of these prompts, or boundary prefixes, can hold."""
+    longest = max(states, key=len)
+    prefix = len(longest) if longest.structure.at_boundary else longest.contract.prefix_limit(len(longest))
+    return prefix + longest.contract.suffix_limit()

@@ -1,6 +1,5 @@
 """bridge on a tiny checkpoint: an outcome-blind panel, live against incremental, gates, resumption."""
 
-import dataclasses
 import json
 import shutil
 
@@ -68,9 +67,7 @@ def test_the_panel_is_frozen_before_decoding_and_blind_to_outcomes(study, finish
     assert select_spread(open_bank(source).prefixes, 12) == select_spread(bank.prefixes, 12)
 
 
-def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_a_replica_with_one_is_a_gate(
-    study, tmp_path, monkeypatch
-):
+def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_not_a_gate(study, tmp_path, monkeypatch):
     real = bridge.incremental_steps
 
     def flawed(model, state):
@@ -85,21 +82,8 @@ def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_a_replica
     assert cache["differing"] == 2 and cache["first_difference"] == {"layer": 1, "tensor": "key", "position": 2}
     assert json.loads((tmp_path / "one/summary.json").read_text())["identity"]["cache"]["count"] == 0
 
-    def unlike(model, state):
-        boundary = yield from real(model, state)
-        changed = yield from flawed(model, state)
-        other = dataclasses.replace(boundary, cache=changed.cache, logits=boundary.logits.clone())
-        return dataclasses.replace(boundary, rebuild=lambda: other)
-
-    monkeypatch.setattr(bridge, "incremental_steps", unlike)
-    run(study, "bridge", tmp_path / "two", *BF16, "--limit", 1, expected=3)
-    (row,) = ledger(tmp_path / "two")
-    assert [gate for gate, passed in row["gates"].items() if not passed] == ["replica_incremental"]
-
 
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
-    nowhere = one_line(call("bridge", *BF16, *inputs(study), cwd=tmp_path))
-    assert nowhere.endswith("make it with: python -m experiments.matrix --dtype bf16")
     tasks = [json.loads(line) for line in (study / "tasks.jsonl").read_text().splitlines()]
     tasks[1]["question"] += "?"
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)) + "\n")

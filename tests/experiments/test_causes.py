@@ -4,10 +4,10 @@ import pytest
 
 import experiments.causes.__main__ as causes
 from cache.drift import CacheDrift, compare
-from experiments.causes.cells import FACTORS
+from experiments.causes.rules import FACTORS
 from minimodel.invariant import linear as invariant_linear
-from minimodel.numerics import KERNELS
 from minimodel.selfcheck import copies_fault
+from tests.conftest import numeric
 from tests.experiments.runs import call, inputs, ledger, open_finished, run
 
 BF16 = ("--dtype", "bf16", "--rows", 2)
@@ -43,29 +43,27 @@ def test_chunks_of_one_are_incremental_and_one_call_is_prefill(three):
     assert one_call["relative_l2"] == whole["relative_l2"]
 
 
-def test_each_dtype_has_the_four_factor_cells_and_one_is_invariant():
-    found = causes.cells(["bf16", "fp32"])
-    for dtype in ("bf16", "fp32"):
-        mine = [cell for cell in found if cell.dtype == dtype]
-        assert [(cell.attention, cell.linear) for cell in mine[:4]] == FACTORS
-        assert [(c.attention, c.linear) for c in mine if c.invariant] == [KERNELS["invariant"]]
-    assert len({cell.name for cell in found}) == len(found)
+def test_the_cells_are_the_four_factor_cells_and_variants_and_one_is_invariant():
+    assert causes.CELLS[:4] == FACTORS and len(set(causes.CELLS)) == len(causes.CELLS)
+    assert [cell for cell in causes.CELLS if causes.invariant(numeric("bf16", kernels=cell))] == [FACTORS[3]]
+    assert [FACTORS[0], FACTORS[3]] == causes.CHUNKED
 
 
 def test_a_run_holds_every_cell_on_every_prefix_and_the_invariant_one_is_exact(finished):
     manifest, rows, summary = open_finished(finished)
-    names = [cell.name for cell in causes.cells(["bf16"])]
+    names = [f"bf16/{cell}" for cell in causes.CELLS]
     assert [row["cell"] for row in rows] == [name for name in names for _ in range(2)]
     assert len({row["prefix"]["sha256"] for row in rows}) == 2 and manifest["panel"]["cells"] == names
     assert summary["passed"] and all(list(row["gates"]) == causes.Causes.gates() for row in rows)
     exact = {row["cell"]: row["comparisons"]["incremental:prefill"]["cache"]["exact"] for row in rows}
-    assert exact[f"bf16/{'/'.join(KERNELS['invariant'])}"] and not exact["bf16/repeat_kv/plain"]
+    assert exact["bf16/blocked/tiled"] and not exact["bf16/repeat_kv/plain"]
+    assert {row["cell"] for row in rows if "chunks" in row} == {"bf16/repeat_kv/plain", "bf16/blocked/tiled"}
     report = (finished / "report.md").read_text()
     assert "necessary" in report and "8 of them, bf16 on cpu, attention repeat_kv, blocked, packed_gqa" in report
 
 
 def test_a_kernel_wrongly_called_invariant_fails_its_gate(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(causes.Cell, "invariant", property(lambda cell: cell.attention == "repeat_kv"))
+    monkeypatch.setattr(causes, "invariant", lambda one: one.attention == "repeat_kv")
     run(study, "causes", tmp_path / "run", *BF16, "--limit", 1, expected=3)
     failed = {row["cell"] for row in ledger(tmp_path / "run") if not row["gates"]["invariant_exact"]}
     assert "bf16/repeat_kv/plain" in failed and all("/repeat_kv/" in name for name in failed)

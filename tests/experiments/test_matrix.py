@@ -3,23 +3,34 @@
 import json
 import signal
 import time
-from pathlib import Path
 
 import pytest
+import torch
 
-from experiments.run.designs import RetainedLive
-from tests.experiments.commands import command, start
-from tests.experiments.matrices import ROWS, arguments, write_inputs
+import experiments.run.designs as designs
+import experiments.run.experiment as experiment
+from tests.experiments.commands import command, start, write_tasks
 from tests.experiments.runs import call, one_line, open_finished
+from tests.tiny import write_checkpoint
+
+ROWS = 5
+
+
+def arguments(inputs, *more):
+    files = ("--checkpoint", inputs / "tiny", "--tasks", inputs / "tasks.jsonl")
+    return ["--dtype", "bf16", *files, "--threads", 1, "--preflight", 2, *more]
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Path:
-    return write_inputs(tmp_path_factory.mktemp("matrix"))
+def inputs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("matrix")
+    write_checkpoint(root / "tiny")
+    write_tasks(root / "tasks.jsonl", ROWS)
+    return root
 
 
 @pytest.fixture(scope="module")
-def finished(inputs, tmp_path_factory) -> Path:
+def finished(inputs, tmp_path_factory):
     cwd = tmp_path_factory.mktemp("run")
     done = call("matrix", *arguments(inputs), cwd=cwd)
     assert done.exit_code == 0, done.stderr
@@ -32,9 +43,9 @@ def test_a_row_has_the_four_arms_three_comparisons_and_every_gate(finished):
     manifest, rows, summary = open_finished(finished)
     assert [row["row"] for row in rows] == manifest["row_order"]
     for row in rows:
-        assert tuple(row["arms"]) == RetainedLive.arms
+        assert tuple(row["arms"]) == designs.RetainedLive.arms
         assert set(row["comparisons"]) == {"live:live_replica", "prefill:prefill_replica", "live:prefill"}
-        assert list(row["gates"]) == RetainedLive.gates()
+        assert list(row["gates"]) == designs.RetainedLive.gates()
         assert row["passed"] and all(row["gates"].values())
         cache = row["comparisons"]["live:prefill"]["cache"]
         assert not cache["exact"] and 0 < cache["relative_l2"] < 0.1
@@ -56,13 +67,8 @@ def test_the_manifest_names_everything_that_decides_a_bit(finished):
     assert manifest["numeric"][0]["dtype"] == "bf16" and manifest["numeric"][0]["threads"] == 1
     assert manifest["numeric"][0]["attention"] == "repeat_kv" and manifest["numeric"][0]["linear"] == "plain"
     assert manifest["environment"]["torch"]
-    assert set(manifest["checkpoint"]) == {
-        "config.json",
-        "contract.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "role_embedding.safetensors",
-    }
+    files = ("config.json", "contract.json", "model.safetensors", "role_embedding.safetensors", "tokenizer.json")
+    assert tuple(sorted(manifest["checkpoint"])) == files
     assert manifest["caps"] == {"branch": 10, "merge": 12, "answer": 6}
     plan = manifest["plan"]
     assert plan["uncertainty"]["bootstrap_seed"] == 20260728 and plan["uncertainty"]["bootstrap_replicates"] == 20_000
@@ -70,9 +76,8 @@ def test_the_manifest_names_everything_that_decides_a_bit(finished):
     assert plan["uncertainty"]["matrix_wilson_z"] == 1.96
     assert plan["interpretation"]["least_divergent"] == 12 and plan["interpretation"]["least_exact"] == 6
     assert plan["interpretation"]["precedence"][0] == "procedural-control failure"
-    assert {key: plan["decode"][key] for key in ("temperature", "top_p", "top_k", "copies")} == {
-        "temperature": 0.0, "top_p": 1.0, "top_k": 0, "copies": 2
-    }  # fmt: skip
+    decode = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "copies": 2}
+    assert {key: plan["decode"][key] for key in decode} == decode
 
 
 def test_the_same_command_twice_writes_the_same_bytes(inputs, finished, tmp_path):
@@ -88,7 +93,7 @@ def test_the_same_command_twice_writes_the_same_bytes(inputs, finished, tmp_path
     assert (tmp_path / "eager/rows.jsonl").read_bytes() != (finished / "rows.jsonl").read_bytes()
 
 
-def wait_for_rows(path: Path, count: int) -> None:
+def wait_for_rows(path, count):
     deadline = time.monotonic() + 120
     while not (path.exists() and path.read_bytes().count(b"\n") >= count):
         assert time.monotonic() < deadline, "no rows appeared"
@@ -123,3 +128,33 @@ def test_bad_input_is_one_line_and_exit_2(inputs, tmp_path, more, message):
     line = one_line(call("matrix", *arguments(inputs, *more), cwd=tmp_path))
     assert any(part in line for part in message.split("|"))
     assert not (tmp_path / "runs").exists(), "nothing is written for refused input"
+
+
+def test_a_gate_that_fails_ends_the_run_with_code_3(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "replica_exact", lambda left, right: left.name != "prefill")
+    for preflight, rows in ((2, 1), (0, ROWS)):
+        given = arguments(inputs, "--preflight", preflight, "--out", f"p{preflight}")
+        done = call("matrix", *given, cwd=tmp_path)
+        assert done.exit_code == 3, done.output
+        assert (tmp_path / f"p{preflight}/rows.jsonl").read_bytes().count(b"\n") == rows
+    assert "gates FAILED on 5 rows; endpoints withheld: gates failed on 5 of 5 rows" in done.stdout
+    assert "disagree" not in done.stdout, "an endpoint of a failed run"
+    summary = json.loads((tmp_path / "p0/summary.json").read_text())
+    assert summary["no_result"].endswith("endpoints are over 5 rows") and not summary["passed"]
+    assert "gates failed on 5 of 5 rows" in (tmp_path / "p0/report.md").read_text()
+
+
+def test_copies_that_disagree_fail_the_row_closed(inputs, tmp_path, monkeypatch):
+    build = designs.build_prefill
+
+    def broken(model, state, **options):
+        boundary = build(model, state, **options)
+        with torch.inference_mode():
+            boundary.cache.keys(2)[1, 0, 0, 0] += 1
+        boundary.cache.require_equal_copies()
+        return boundary
+
+    monkeypatch.setattr(designs, "build_prefill", broken)
+    done = call("matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
+    assert done.exit_code == 3
+    assert "preflight failed: row t000: cache layer 2 key: the physical copies differ in bits" in done.stdout

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,7 +68,8 @@ def summary_of_rows(divergent, exact, unrecovered=0, novel=0, passed=True):
         row = {"row": f"r{index}", "arms": arms, "comparisons": {"incremental:prefill": pair}}
         rows.append({**row, "gates": {"prefix": passed}, "passed": passed})
     panel = {"wanted": {"rows": 48}, "available": {"rows": 200}, "rows": [{}] * 48}
-    return replication.replication_summary("bf16", panel, False, rows)
+    decoder = SimpleNamespace(numeric=SimpleNamespace(dtype="bf16"))
+    return replication.Replication(decoder, [], [], panel, False, ()).summarise(rows)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +101,19 @@ def test_the_papers_intervals():
     assert shown == [[77.8, 95.5], [91.8, 100.0], [0.0, 43.4]]
 
 
-def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
-    nowhere = one_line(call("replication", *BF16, *inputs(study, **LATER), cwd=tmp_path))
-    assert nowhere.endswith("make it with: python -m experiments.matrix --dtype bf16")
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        *((name, "matrix --dtype bf16") for name in ("fixed_prefix", "bridge", "replication", "causes")),
+        *((name, "fixed_prefix") for name in ("transplant", "carrier")),
+    ],
+)
+def test_a_missing_source_is_refused_with_the_command_that_makes_one(study, tmp_path, name, command):
+    source = "runs/matrix-bf16" if "matrix" in command else "runs/fixed_prefix-bf16-fp32"
+    given = inputs(study, tasks=name in ("fixed_prefix", "bridge", "causes"))
+    line = one_line(call(name, *(() if name in ("fixed_prefix", "causes") else BF16), *given, cwd=tmp_path))
+    assert f"{source}: expected a run directory, found nothing" in line
+    assert line.endswith(f"make it with: python -m experiments.{command}") and not (tmp_path / "runs").exists()
 
 
 def respelled(tokenizer):

@@ -75,7 +75,7 @@ class Recording(RetainedLive):
     def decode(self, index: int, progress: RowProgress) -> Steps[Arms]:
         progress.arm("boundary")
         row, reference, saving = self.tasks[index].id, self.decoder, self.saving
-        live = record_live(reference, self.prompts[index], saving.observe(row, "live"))
+        live = record_live(reference, self.states[index], saving.observe(row, "live"))
         state = live.boundary.state
         prefill = record_prefill(reference, state, saving.observe(row, "prefill"))
         made = {"live": live, "live_replica": replica(live), "prefill": prefill}

@@ -2,24 +2,19 @@
 
 import pytest
 
-from experiments.causes.rules import margins, verdict
+from experiments.causes.rules import FACTORS, margins, verdict
 
-CELLS = {
-    (True, True): "bf16/repeat_kv/plain",
-    (True, False): "bf16/repeat_kv/tiled",
-    (False, True): "bf16/blocked/plain",
-    (False, False): "bf16/blocked/tiled",
-}
+DEFAULTS = [(True, True), (True, False), (False, True), (False, False)]  # attention, linear, of each of FACTORS
 
 
-def row(name: str, exact: bool) -> dict:
+def row(name, exact):
     block = {"exact": exact}
     return {"row": name, "comparisons": {"incremental:prefill": {"cache": block, "suffix": block}}}
 
 
-def crossing(differs) -> dict[str, list[dict]]:
-    """Rows a and b under the four cells; `differs(attention default, linear default)` says whether they differ."""
-    return {cell: [row("a", not differs(*factors)), row("b", True)] for factors, cell in CELLS.items()}
+def crossing(differs):
+    """Rows a and b under the four cells; `differs(attention default, linear default)`: whether a differs."""
+    return {f"bf16/{c}": [row("a", not differs(*one)), row("b", True)] for c, one in zip(FACTORS, DEFAULTS)}
 
 
 @pytest.mark.parametrize(
@@ -45,39 +40,24 @@ def test_the_evidence_is_the_rows_of_the_deciding_cell():
     assert found["differs_alone"] == ["a"] and found["differs_without"] == []
 
 
-def diverging(name: str, margin: float, at: int, small_at: int) -> dict:
+def diverging(margin, at, small_at):
+    """A row that diverges at step `at`; one BF16 ULP is 0.0625 there."""
     steps = [1.0] * 20
     steps[small_at], steps[at] = 0.0, margin
-    return {
-        "row": name,
-        "arms": {"incremental": {"margins": [*steps, None]}},
-        "comparisons": {
-            "incremental:prefill": {
-                "suffix": {"exact": False, "first_divergence": at, "tops": [8.0, 8.0]}  # one BF16 ULP is 0.0625 there
-            }
-        },
-    }
+    suffix = {"exact": False, "first_divergence": at, "tops": [8.0, 8.0]}
+    arms = {"incremental": {"margins": [*steps, None]}}
+    return {"row": "a", "arms": arms, "comparisons": {"incremental:prefill": {"suffix": suffix}}}
 
 
 def test_margins_count_units_in_the_last_place_and_rank_correlation():
-    rows = [
-        diverging("a", 0.0, 3, 3),
-        diverging("b", 0.0625, 7, 5),
-        diverging("c", 0.25, 12, 9),
-        diverging("d", 0.5, 15, 14),
-    ]
-    found = margins(rows, "bf16")
+    places = [(0.0, 3, 3), (0.0625, 7, 5), (0.25, 12, 9), (0.5, 15, 14)]
+    found = margins([diverging(*place) for place in places], "bf16")
     assert found["diverging_rows"] == 4
     assert found["within_ulps"] == {"0": 0.25, "1": 0.5, "2": 0.5, "4": 0.75}
     assert found["spearman"] == pytest.approx(1.0) and found["spearman_rows"] == 4
     assert found["tied_steps"] == 4 / 80
-    backwards = [
-        diverging("a", 0.0, 3, 15),
-        diverging("b", 0.0, 7, 11),
-        diverging("c", 0.0, 12, 4),
-        diverging("d", 0.0, 18, 2),
-    ]
-    assert margins(backwards, "bf16")["spearman"] < 0
+    backwards = [(0.0, 3, 15), (0.0, 7, 11), (0.0, 12, 4), (0.0, 18, 2)]
+    assert margins([diverging(*place) for place in backwards], "bf16")["spearman"] < 0
 
 
 def test_no_diverging_row_gives_no_number():

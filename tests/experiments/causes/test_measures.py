@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiments.causes.alone import LENGTH, Inputs, parts_of_eager, rows_alone
+from experiments.causes.measures import LENGTH, parts_of_eager, random_inputs, rows_alone
 from minimodel.attention import ATTENTION_KERNELS, eager
 from minimodel.bits import bits, same_bits
 from tests.conftest import numeric
@@ -37,8 +37,8 @@ def test_one_bit_in_one_query_of_a_large_call_is_counted_once(bf16, monkeypatch,
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_the_parts_of_eager_are_eager(bf16, dtype):
-    inputs = Inputs.of(bf16.config, numeric(dtype))
-    whole = eager(inputs.query, inputs.keys, inputs.values, inputs.mask, inputs.scaling).transpose(1, 2)
+    inputs = random_inputs(bf16.config, numeric(dtype))
+    whole = eager(*inputs).transpose(1, 2)
     together = parts_of_eager(inputs)[PARTS[-1]](0, LENGTH)
     assert same_bits(together, whole)
     bits(together)[0, 0, LENGTH - 1, 0] ^= 1

@@ -1,1 +1,0 @@
-"""Partial transplants: which part of the cache the continuation follows."""
