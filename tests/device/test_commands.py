@@ -8,6 +8,10 @@ from experiments.benchmark.arms import COLUMNS
 from tests import THREADS
 from tests.experiments.runs import call, ledger, summary_of
 
+# the same commands on the CPU are tested one by one in tests/experiments; here they check this file's own steps
+CPU = pytest.param("cpu", marks=pytest.mark.slow)
+pytestmark = pytest.mark.parametrize("here", [CPU, "cuda"], indirect=True, scope="session")
+
 
 @pytest.fixture(scope="module")
 def root(here, tmp_path_factory):

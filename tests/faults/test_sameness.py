@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -255,7 +255,6 @@ def test_a_callers_default_device_or_dtype_changes_no_value(tiny_directory, tmp_
         (default(torch.set_default_device, "meta", None), lambda: torch.empty(1).is_meta),
         (torch.device("meta"), lambda: torch.empty(1).is_meta),
         (default(torch.set_default_dtype, torch.float64, torch.float32), lambda: torch.ones(1).dtype == torch.float64),
-        (nullcontext(), lambda: True),
     ):
         with state:
             assert in_force(), "the control"

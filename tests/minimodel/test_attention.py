@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -23,6 +24,13 @@ def inputs(dtype, queries, keys, heads=6):
     mask[..., 0] = True
     key, value = (random_tensor(2, 2, keys, 32, dtype=dtype, seed=seed) for seed in (1, 2))
     return random_tensor(2, heads, queries, 32, dtype=dtype), key, value, mask
+
+
+@cache
+def case(dtype, queries, keys):
+    """Inputs and their float64 reference, for every kernel."""
+    given = inputs(dtype, queries, keys)
+    return given, reference(*given, 0.2)
 
 
 def reference(query, keys, values, mask, scaling):
@@ -50,9 +58,9 @@ def error(out, exact):
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 13), (13, 13), (5, 13)])
 @every_kernel
 def test_kernel_against_the_float64_reference(kernel, dtype, queries, keys):
-    query, key, value, mask = given = inputs(dtype, queries, keys)
+    given, exact = case(dtype, queries, keys)
+    query, key, value, mask = given
     before = [tensor.clone() for tensor in given]
-    exact = reference(*given, 0.2)
     out = kernel(*given, 0.2)
     assert out.dtype == dtype and out.shape == (2, queries, 6, 32)
     assert all(map(same_bits, given, before)), "inputs are not written"

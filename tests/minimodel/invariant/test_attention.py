@@ -58,13 +58,12 @@ def changed(kernel, case, rng, tries):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_keep_their_bits_however_the_call_is_cut(dtype, length, fresh_threads):
     rng = random.Random(f"{dtype}{length}")
-    for groups in (rng.randint(1, 4), rng.randint(5, 8)):
-        assert changed(blocked, Case(dtype, length, groups, seed=length * 10 + groups), rng, tries=8) == 0
+    assert changed(blocked, Case(dtype, length, rng.randint(1, 8), seed=length), rng, tries=8) == 0
 
 
 @pytest.mark.parametrize("groups", range(1, 9))
 def test_rows_keep_their_bits_across_three_blocks(groups, fresh_threads):
-    assert changed(blocked, Case(torch.bfloat16, 2 * KEY_BLOCK + 9, groups, seed=groups), random.Random(groups), 5) == 0
+    assert changed(blocked, Case(torch.bfloat16, 2 * KEY_BLOCK + 9, groups, seed=groups), random.Random(groups), 3) == 0
 
 
 @pytest.mark.slow
