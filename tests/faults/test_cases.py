@@ -20,7 +20,7 @@ KINDS = {  # and the least number of tests
     8: ("RoPE base", 2),
     9: ("window flags", 3),
     10: ("output head", 4),
-    11: ("shard index", 3),
+    11: ("shard index", 2),
     12: ("damaged bytes", 2),
     13: ("typed delimiters", 1),
     14: ("padded vocabulary", 3),

@@ -116,36 +116,25 @@ def test_a_sparse_file_of_more_than_any_memory_is_refused(mine, tmp_path):
 
 
 DOUBLING = [{"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}] * 40
-TOKENIZERS = {
-    "a chain that makes gigabytes of one letter": (
-        {"normalizer": {"type": "Sequence", "normalizers": DOUBLING}},
-        "normalizer: expected a part of byte-level BPE",
-    ),
-    "a part whose file panics the library": (
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-        "not a tokenizer (Precompiled",
-    ),
-    "a part that panics in use": (
-        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-        # tokenizers before FixedLength cannot read the file at all
-        "pre_tokenizer: expected" if hasattr(pre_tokenizers, "FixedLength") else "not a tokenizer (",
-    ),
-    "a part that loses text": ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer: expected"),
-    "a decoder that panics": (
-        {"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 9}},
-        "decoder: expected",
-    ),
-    "a normalizer that changes exponents": ({"normalizer": {"type": "NFKC"}}, "normalizer: expected"),
-    "another model": (
-        {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "added_tokens": []},
-        "model: expected BPE",
-    ),
-}
+WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+# tokenizers before FixedLength cannot read the file at all
+FIXED = "pre_tokenizer: expected" if hasattr(pre_tokenizers, "FixedLength") else "not a tokenizer ("
+TOKENIZERS = [
+    # a chain that makes gigabytes of one letter
+    ({"normalizer": {"type": "Sequence", "normalizers": DOUBLING}}, "normalizer: expected a part of byte-level BPE"),
+    # a part whose file panics the library, one that panics in use, one that loses text
+    ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "not a tokenizer (Precompiled"),
+    ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, FIXED),
+    ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer: expected"),
+    # a decoder that panics, a normalizer that changes exponents, another model
+    ({"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 9}}, "decoder: expected"),
+    ({"normalizer": {"type": "NFKC"}}, "normalizer: expected"),
+    ({"model": WORDS, "added_tokens": []}, "model: expected BPE"),
+]
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_tokenizers_of_another_kind_are_refused_by_their_part(mine, kind):
-    change, message = TOKENIZERS[kind]
+@pytest.mark.parametrize(("change", "message"), TOKENIZERS)
+def test_tokenizers_of_another_kind_are_refused_by_their_part(mine, change, message):
     edit_json(mine.checkpoint / "tokenizer.json", **change)
     with refused("tokenizer.json", message):
         Contract.load(mine.checkpoint)

@@ -37,8 +37,10 @@ def directory(dtype, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def stock(dtype, tmp_path_factory):
-    """Another without role table and contract."""
-    return write_checkpoint(tmp_path_factory.mktemp(f"stock-{dtype}") / "checkpoint", DTYPES[dtype], seed=7, stock=True)
+    """Our decoder and transformers' model of another without role table and contract."""
+    path = tmp_path_factory.mktemp(f"stock-{dtype}") / "checkpoint"
+    directory = write_checkpoint(path, DTYPES[dtype], seed=7, stock=True)
+    return load_model(directory, numeric(dtype)), Reference(directory, DTYPES[dtype])
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ written out here afresh, in the plainest form, and not shared with the code that
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -157,14 +157,9 @@ def record_prefill(reference: Reference, state: State, observe: Observe | None =
 @torch.inference_mode()
 def replica(recorded: Recorded) -> Recorded:
     """A deep copy of a live or incremental DynamicCache. (A prefill's replica is a second call.)"""
-    return _recorded(
-        recorded.boundary.construction,
-        recorded.boundary.state,
-        copy.deepcopy(recorded.cache),
-        recorded.boundary.logits.clone(),
-        recorded.boundary.record.copy(),
-        recorded.boundary.margins,
-    )
+    boundary, cache = recorded.boundary, copy.deepcopy(recorded.cache)
+    parts = {"cache": snapshot(cache), "logits": boundary.logits.clone(), "record": boundary.record.copy()}
+    return _checked(replace(boundary, **parts), cache)
 
 
 @torch.inference_mode()
@@ -207,27 +202,24 @@ def require_disjoint(recorded: list[Recorded]) -> None:
         raise RowFailure("DynamicCache: expected storage of its own for every arm, found shared bytes")
 
 
+Margins = tuple[float | None, ...]
+
+
 def _finish(
-    name: str,
-    state: State,
-    feeder: Feeder,
-    hidden: Tensor,
-    observe: Observe | None,
-    margins: tuple[float | None, ...] = (),
+    name: str, state: State, feeder: Feeder, hidden: Tensor, observe: Observe | None, margins: Margins = ()
 ) -> Recorded:
     logits = feeder.reference.logits(hidden[:, -1:])
     if observe is not None:
         observe("logits", logits)
-    return _recorded(name, state, feeder.cache, logits[:, 0].clone(), feeder.record, margins)
+    boundary = Boundary(name, state, snapshot(feeder.cache), logits[:, 0].clone(), feeder.record, margins)
+    return _checked(boundary, feeder.cache)
 
 
-def _recorded(
-    name: str, state: State, cache: Any, logits: Tensor, record: FunctionalRecord, margins: tuple[float | None, ...]
-) -> Recorded:
+def _checked(boundary: Boundary, cache: Any) -> Recorded:
     """Fails closed, as our own constructions do: equal copies, nothing NaN or infinite."""
-    held = snapshot(cache)
-    assert len(held) == record.length == len(state), "cache, record and state differ in length"
+    held, length = boundary.cache, len(boundary.state)
+    assert len(held) == boundary.record.length == length, "cache, record and state differ in length"
     held.require_equal_copies()
-    require_equal_copies(logits, "boundary logits")
+    require_equal_copies(boundary.logits, "boundary logits")
     held.require_finite()
-    return Recorded(Boundary(name, state, held, logits, record, margins), cache)
+    return Recorded(boundary, cache)

@@ -56,18 +56,20 @@ def test_two_threads(directory, dtype, ours, theirs, asked):
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-def test_stock_model(construction, stock, dtype):
+def test_stock_model(construction, stock):
     """Plain Qwen2.5: no roles, no mask, and transformers makes its own position ids."""
-    model, reference = load_model(stock, numeric(dtype)), Reference(stock, DTYPES[dtype])
+    model, reference = stock
+    model.numeric.apply()
     asked = plain(model.config.vocab_size)
     assert differing(run_ours(model, asked, construction), run_theirs(reference, asked, construction)) == []
     other = Request(asked.input_ids.roll(1, dims=1), None, asked.position_ids, None)
     assert differing(run_ours(model, other, construction), run_theirs(reference, asked, construction)) != []
 
 
-def test_whole_causal_model_call(stock, dtype):
+def test_whole_causal_model_call(stock):
     """Qwen2ForCausalLM called as users call it (input ids, last logits only) gives our logits."""
-    model, reference = load_model(stock, numeric(dtype)), Reference(stock, DTYPES[dtype])
+    model, reference = stock
+    model.numeric.apply()
     asked = plain(model.config.vocab_size)
     last = versions.last_logits_argument(type(reference.model).forward)
     with torch.inference_mode():

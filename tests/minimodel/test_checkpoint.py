@@ -146,29 +146,20 @@ def weight_map(directory):
     return json.loads((directory / INDEX).read_text())["weight_map"]
 
 
-@pytest.mark.parametrize(
-    "file",
-    ["../x.safetensors", "/tmp/x.safetensors", "sub/x.safetensors", "..", "", "x\0y", "n" * 300, "\ud800", 5, None, []],
-)
+@pytest.mark.parametrize("file", ["../x.safetensors", "/tmp/x.safetensors", "sub/x.safetensors", "..", "", "x\0y"])
 def test_index_entries_that_are_no_plain_file_names_are_refused(unopened, file):
-    """huggingface/transformers 47176, sgl-project/sglang 32279 (case 11)."""
+    """huggingface/transformers 47176, sgl-project/sglang 32279 (case 11). More such names in test_files.py."""
     edit_json(unopened / INDEX, weight_map={**weight_map(unopened), "model.norm.weight": file})
     with refused(str(unopened), "plain file name", repr(str(file)[:100])[1:-1]):
         open_checkpoint(unopened)
 
 
-def test_an_index_entry_that_is_a_link_leading_outside_is_refused(unopened):
+def test_an_index_entry_that_leads_outside_or_to_no_file_is_refused(unopened):
     """The same reports (case 11)."""
-    edit_json(unopened / INDEX, weight_map={**weight_map(unopened), "model.norm.weight": "inner.safetensors"})
-    with refused("inner.safetensors", "link"):
-        open_checkpoint(unopened)
-
-
-def test_a_missing_shard_is_refused(unopened):
-    """The same reports (case 11)."""
-    (unopened / SHARDS[1]).unlink()
-    with refused(SHARDS[1], "no such file"):
-        open_checkpoint(unopened)
+    for file, parts in (("inner.safetensors", ("inner.safetensors", "link")), ("x", ("x", "no such file"))):
+        edit_json(unopened / INDEX, weight_map={**weight_map(unopened), "model.norm.weight": file})
+        with refused(*parts):
+            open_checkpoint(unopened)
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, [], "x", 3])

@@ -37,6 +37,8 @@ def test_consecutive_layers_share_a_device_and_none_has_two_more_than_another():
             assert max(shares) - min(shares) <= 1
     with refused("devices: expected at most one for each of 2 layers, found 'cpu,cpu,cpu'"):
         placement("cpu,cpu,cpu", 2)
+    two = dataclasses.replace(numeric("bf16"), device="cpu,cpu")
+    assert two.torch_devices == (torch.device("cpu"),) * 2 and two.torch_device == torch.device("cpu")
 
 
 def test_the_embedding_lies_with_the_first_layer_and_the_head_with_the_last():
@@ -137,8 +139,3 @@ def test_a_layer_whose_border_is_forgotten_fails(tiny_directory, fake):
     model.places = model.places[:1] * LAYERS
     with pytest.raises(RuntimeError, match=r"same device|two different devices"):
         run(model, KVCache.for_model(model, 2, 9), 0, 5)
-
-
-def test_the_contract_keeps_the_order_of_devices():
-    two = dataclasses.replace(numeric("bf16"), device="cpu,cpu")
-    assert two.torch_devices == (torch.device("cpu"),) * 2 and two.torch_device == torch.device("cpu")
