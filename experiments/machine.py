@@ -43,6 +43,7 @@ KERNELS = ("repeat_kv", "packed_gqa", "eager/plain", "repeat_kv/packed", "invari
 MOST = 32  # requests of one step that are tried: 64 rows
 STEPS, UNTIMED = 24, 8
 BUFFER = 256 << 20  # bytes of the streaming read
+FILE, OUT = click.Path(path_type=Path), Path("runs") / "machine.json"
 
 
 def machine(checkpoint: Checkpoint, device: str, threads: int) -> dict[str, Any]:
@@ -115,16 +116,12 @@ def step_seconds(model: Decoder, contract: Contract) -> float:
     return statistics.median(times[UNTIMED:])
 
 
-OUT = click.option("--out", type=click.Path(path_type=Path), default=Path("runs") / "machine.json", show_default=True,
-                   metavar="FILE", help="The file to write; an earlier one is overwritten.")  # fmt: skip
-
-
 @click.command(help=__doc__)
 @checkpoint_option()
 @DEVICE
 @THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print machine.json's object instead of the table.")
-@OUT
+@click.option("--out", type=FILE, default=OUT, show_default=True, metavar="FILE", help="File to write or overwrite.")
 def main(checkpoint: Path, device: str, threads: int, as_json: bool, out: Path) -> None:
     def body() -> int:
         document = machine(open_checkpoint(checkpoint), device, threads)

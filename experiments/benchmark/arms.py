@@ -15,7 +15,6 @@ from torch import Tensor
 from cache.kv import KVCache
 from decode.contract import Contract
 from decode.greedy import alone
-from decode.record import FunctionalRecord
 from decode.state import State
 from experiments.run.designs import RetainedLive
 from experiments.run.inputs import left_out
@@ -66,17 +65,12 @@ class Arm:
         return alone(RetainedLive(self.model, [task], [prompt]).row(0, progress))
 
 
-def column_contract(name: str, numeric: NumericContract) -> NumericContract:
-    """Returns `numeric` under the kernels of a column."""
-    return replace(numeric, kernels="/".join(COLUMNS[name]))
-
-
 def open_ours(directory: Path, numeric: NumericContract, names: tuple[str, ...], copies: int = COPIES) -> list[Arm]:
     """Returns one arm per column, in order. Columns that differ only in attention share one set of weights."""
     loaded: dict[str, Decoder] = {}
     arms = []
     for name in names:
-        contract = column_contract(name, numeric)
+        contract = replace(numeric, kernels="/".join(COLUMNS[name]))
         if contract.linear not in loaded:
             loaded[contract.linear] = load_model(directory, contract, copies)
         model = copy.copy(loaded[contract.linear])
@@ -102,9 +96,10 @@ def available(
     names: tuple[str, ...], numeric: NumericContract, config: ModelConfig
 ) -> tuple[tuple[str, ...], list[str]]:
     """Returns the columns that this machine can run, and one sentence per column that it cannot."""
-    without = left_out({name: column_contract(name, numeric) for name in names}, config, "experiments.benchmark")
-    kept = tuple(name for name in names if name not in without)
-    return kept, [f"column {name}: {reason}" for name, reason in without.items()]
+    contracts = {name: replace(numeric, kernels="/".join(COLUMNS[name])) for name in names}
+    without = left_out(contracts, config, "experiments.benchmark")
+    omitted = [f"column {name}: {reason}" for name, reason in without.items()]
+    return tuple(name for name in names if name not in without), omitted
 
 
 @dataclass(frozen=True)
@@ -144,11 +139,6 @@ class Workload:
         """Returns input_ids, roles, position_ids [B, T] and mask [B, 1, T, T] of the first `length` tokens."""
         tokens, roles, positions, mask = self._tensors
         return tokens[:, :length], roles[:, :length], positions[:, :length], mask[:, :, :length, :length]
-
-    def record(self, length: int) -> FunctionalRecord:
-        """Returns the record of a stepper that has fed the first `length` tokens."""
-        visibility = self.contract.rules.visibility
-        return FunctionalRecord.of_state(self.tokens[:length], self.roles[:length], visibility)
 
 
 def floor(model: Decoder, mask: Tensor) -> Callable[[], None]:

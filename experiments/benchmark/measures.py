@@ -23,6 +23,7 @@ from decode.batched import Job, in_flight
 from decode.contract import Contract
 from decode.greedy import Generated, Step, Steps, best_two, generate
 from decode.independence import together_here
+from decode.record import FunctionalRecord
 from decode.state import State, Structure
 from decode.stepper import Call, Stepper
 from experiments.benchmark.arms import COLUMNS, FLOORED, Arm, Workload, floor, open_ours, open_reference
@@ -174,8 +175,8 @@ def prefilled(arm: Arm, work: Workload, length: int, capacity: int | None = None
 
 def resumed(arm: Arm, cache: Any, work: Workload, length: int, capacity: int) -> Stepper:
     """Returns a stepper over `cache`, which holds the first `length` tokens of `work`."""
-    stepper = Stepper(arm.model, cache, COPIES, capacity)
-    stepper.resume(work.roles[:length], work.record(length))
+    stepper, roles = Stepper(arm.model, cache, COPIES, capacity), work.roles[:length]
+    stepper.resume(roles, FunctionalRecord.of_state(work.tokens[:length], roles, work.contract.rules.visibility))
     return stepper
 
 
@@ -303,6 +304,10 @@ def in_fresh_process(*arguments: Any) -> Entry:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(peaks, *arguments).result()
+        except KeyboardInterrupt:  # SIGTERM reaches this process alone
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
         except Exception as error:
             raise InputError(f"measuring in a child process failed: {one_line(error)}") from None
 
@@ -449,6 +454,7 @@ def batch(bench: Bench, tasks: Sequence[TaskRow], limit: int | None) -> Entry:
     batch. Bits, text and `speed` are compared with the same arm at one row, `speed_over_baseline` with the baseline.
     """
     bench.note(f"batches of {len(tasks)} rows")
+    before = load()
     runs, omitted = batch_runs(bench, [Row.after(prompt, limit, bench.numeric.torch_device) for _, prompt in tasks])
     made: dict[Key, list[tuple[tuple[int, ...], str]]] = {}  # of each row: its tokens, and the digest of its K/V
 
@@ -482,7 +488,8 @@ def batch(bench: Bench, tasks: Sequence[TaskRow], limit: int | None) -> Entry:
     broken = [["one row at a time", a, b] for a, b in bench.required if made[a, 1] != made[b, 1]]
     differing = [key for key in runs if key[0] in COLUMNS and made[key] != made[key[0], 1]]
     broken += [[f"{size} rows together", name, f"{name} one at a time"] for name, size in differing]
-    return {"rows": len(tasks), "limit": limit, "series": series, "omitted": omitted, "broken_promises": broken}
+    more = {"load_average": [before, load()], "omitted": omitted, "broken_promises": broken}
+    return {"rows": len(tasks), "limit": limit, "series": series, **more}
 
 
 def batch_peaks(

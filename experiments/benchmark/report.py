@@ -59,7 +59,8 @@ def described(document: dict[str, Any]) -> list[str]:
     where, config, options = document["machine"], document["checkpoint"]["config"], document["options"]
     numeric, commit = where["numeric"], where["git_commit"] or "unknown"
     dirty = " with changes" if where["git_dirty"] else ""
-    busy = [load for row in document["rows"] for load in row["load_average"]]
+    timed = [*document["rows"], *([document["batch"]] if "batch" in document else [])]
+    busy = [load for entry in timed for load in entry["load_average"]]
     return [
         f"{where['cpu']}, {where['cores']} cores, {numeric['threads']} threads, {numeric['device']}; torch "
         f"{where['environment']['torch']}, {where['environment']['cpu_capability']}; commit {commit[:12]}{dirty}; load "

@@ -12,6 +12,7 @@ import decode.batched as batched
 from cache.kv import KVCache
 from decode.contract import Contract
 from decode.state import State
+from experiments.benchmark import measures
 from experiments.benchmark.__main__ import lengths
 from experiments.benchmark.arms import COLUMNS, Workload, available, floor, open_ours
 from experiments.benchmark.measures import Row, in_fresh_process, padded, run_workload, together
@@ -40,8 +41,10 @@ def place(tmp_path_factory):
     write_checkpoint(root / "tiny", config=LAYERS, contract={"caps": {"branch": 3, "merge": 4, "answer": 2}})
     write_tasks(root / "tasks.jsonl", 3)
     sizes = ["--context", "24,48", "--prefill", "48", "--prefix", "60", "--growth", "--length", "100"]
-    only = "decode,prefill,build,row,batch"
-    done = bench(root, "done", *sizes, "--only", only, "--reference", TWIN)
+    only = "decode,prefill,build,row,batch,memory"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measures, "in_fresh_process", measures.peaks)  # the fresh process has tests of its own
+        done = bench(root, "done", *sizes, "--only", only, "--reference", TWIN)
     assert done.exit_code == 0, done.output
     return root
 
@@ -183,11 +186,19 @@ def test_one_flipped_bit_ends_it_with_three(place):
     assert found["broken_promises"] == [["decode, context 24", "repeat_kv", "flipped twin"]]
     assert "decode, context 24: repeat_kv has other bits than flipped twin" in done.output
     assert "OTHER BITS" in (place / "flipped" / "report.md").read_text()
-    # control: the same command with the reference as it is
-    done = bench(
-        place, "straight", "--only", "decode", "--context", "24", "--columns", "repeat_kv", "--reference", TWIN
-    )
-    assert done.exit_code == 0 and document(place, "straight")["rows"][0]["columns"]["repeat_kv"]["bits"] == "equal"
+    # control: the same command with the reference as it is; its batch has the memory of one fresh process per series
+    few = ("--rows", 1, "--generate", 2, "--context", 24, "--columns", "repeat_kv", "--reference", TWIN)
+    done = bench(place, "straight", "--only", "decode,batch", *few)
+    found = document(place, "straight")
+    assert done.exit_code == 0 and found["rows"][0]["columns"]["repeat_kv"]["bits"] == "equal"
+    assert all(cells["1"]["peak_bytes"] > 50e6 for cells in found["batch"]["series"].values())
+
+
+def test_memory_stands_in_the_document(place):
+    for cell in document(place)["memory"]["columns"].values():
+        assert 0 < cell["imports"]["median"] <= cell["loaded"]["median"] <= cell["peak"]["median"]
+        assert len(cell["samples"]) == cell["seconds"]["n"] == 2
+    assert "Fresh processes; weights of" in (place / "done" / "report.md").read_text()
 
 
 def test_floor_and_limit_stand_in_the_document(place):
@@ -203,7 +214,11 @@ def test_floor_and_limit_stand_in_the_document(place):
 
 def test_rows_together_have_the_bits_of_one_row_at_a_time_and_a_padded_batch_stands_beside_them(place):
     entry = document(place)["batch"]
-    assert entry["rows"] == 3 and list(entry["series"]) == [*HERE, "twin", "twin, padded batch"]
+    assert (
+        len(entry["load_average"]) == 2
+        and entry["rows"] == 3
+        and list(entry["series"]) == [*HERE, "twin", "twin, padded batch"]
+    )
     for name, cells in entry["series"].items():
         sizes = ["2"] if name == "twin, padded batch" else ["1"] if name == "twin" else ["1", "2"]
         assert list(cells) == sizes
@@ -237,6 +252,7 @@ def test_rows_together_with_other_bits_end_it_with_three(place, monkeypatch):
         return found
 
     monkeypatch.setattr(batched, "take_together", flawed)
+    monkeypatch.setattr(measures, "in_fresh_process", measures.peaks)
     done = bench(place, "flawed", "--only", "batch", "--generate", "5", "--columns", "repeat_kv")
     assert done.exit_code == 3 and ": repeat_kv has other bits than repeat_kv one at a time" in done.output
     cells = document(place, "flawed")["batch"]["series"]["repeat_kv"]
