@@ -28,7 +28,7 @@ SAME = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_ac
         "rope_theta": 1_000_000.0, "max_position_embeddings": 32768}  # fmt: skip
 COLUMNS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
            "vocab_size", "tie_word_embeddings")  # fmt: skip
-PRESETS = {  # from each model's config.json
+SHAPES = {  # from each model's config.json
     "qwen2.5-0.5b": (896, 4864, 24, 14, 2, 151936, True),
     "qwen2.5-1.5b": (1536, 8960, 28, 12, 2, 151936, True),
     "qwen2.5-3b": (2048, 11008, 36, 16, 2, 151936, True),
@@ -37,11 +37,7 @@ PRESETS = {  # from each model's config.json
     "qwen2.5-32b": (5120, 27648, 64, 40, 8, 152064, False),
     "qwen2.5-72b": (8192, 29568, 80, 64, 8, 152064, False),
 }
-
-
-def preset(name: str) -> ModelConfig:
-    """Returns the config of a public Qwen2.5 model."""
-    return ModelConfig.from_dict({**SAME, **dict(zip(COLUMNS, PRESETS[name]))}, name)
+PRESETS = {name: ModelConfig.from_dict({**SAME, **dict(zip(COLUMNS, shape))}, name) for name, shape in SHAPES.items()}
 
 
 def plan_line(
@@ -115,10 +111,9 @@ def main(
         if sum(option is not None for option in (checkpoint, config, model)) > 1:
             raise InputError("plan: expected at most one of --checkpoint, --config and --preset, found several")
         file = config if checkpoint is None else checkpoint / CONFIG
+        configs = PRESETS if model is None else {model: PRESETS[model]}
         if file is not None:
             configs = {str(checkpoint or config): ModelConfig.from_dict(read_json_object(file), str(file))}
-        else:
-            configs = {name: preset(name) for name in (PRESETS if model is None else [model])}
         context = min(config.max_position_embeddings for config in configs.values())
         length = max(1, min(PREFIX, context - suffix)) if prefix is None else prefix
         if length + suffix > context:

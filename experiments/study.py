@@ -75,12 +75,6 @@ def study_steps(root: Path, later: Path, limit: int | None, given: dict[str, Any
     ]
 
 
-def nothing_to_carry(fixed: Path) -> bool:
-    """Whether no BF16 row of the fixed_prefix run diverges: partial transplants then have no trajectory to move."""
-    summary = read_json_object(fixed / SUMMARY)
-    return bool(summary["precisions"]["bf16"]["suffix_disagreement"]["count"] == 0)
-
-
 def run_step(step: Step) -> int:
     """Runs one step to its end and returns its exit code. An interruption is passed on, waited for, and raised."""
     with subprocess.Popen(step.command()) as process:
@@ -118,9 +112,11 @@ def run_study(root: Path, steps: Sequence[Step], quiet: bool) -> int:
 
     try:
         for step in steps:
-            if step.name == "carrier" and nothing_to_carry(root / FIXED):
-                click.echo("carrier: left out, no row of the fixed_prefix run diverges")
-                continue
+            if step.name == "carrier":
+                rates = read_json_object(root / FIXED / SUMMARY)["precisions"]["bf16"]
+                if rates["suffix_disagreement"]["count"] == 0:  # then there is no trajectory to move
+                    click.echo("carrier: left out, no row of the fixed_prefix run diverges")
+                    continue
             if code := timed(step):
                 return code
             ran.append(step)

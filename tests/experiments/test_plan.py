@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cache.kv import KVCache
 from decode.contract import Contract
 from experiments.benchmark.arms import Workload
-from experiments.plan import PRESETS, preset, scaled, span
+from experiments.plan import PRESETS, scaled, span
 from experiments.run.costs import (
     COPIES,
     Cost,
@@ -121,9 +121,9 @@ def test_presets_have_their_published_sizes() -> None:
     """Parameters in thousand millions as the model cards say them."""
     published = dict(zip(PRESETS, (0.49, 1.54, 3.09, 7.61, 14.7, 32.5, 72.7)))
     for name, size in published.items():
-        assert parameters(preset(name), 0) / 1e9 == pytest.approx(size, rel=0.015), name
-    assert 29.4e9 < weight_bytes(preset("qwen2.5-14b"), "bf16") < 29.6e9
-    assert cache_bytes(preset("qwen2.5-14b"), "bf16", 1, copies=1) == 192 * 1024
+        assert parameters(PRESETS[name], 0) / 1e9 == pytest.approx(size, rel=0.015), name
+    assert 29.4e9 < weight_bytes(PRESETS["qwen2.5-14b"], "bf16") < 29.6e9
+    assert cache_bytes(PRESETS["qwen2.5-14b"], "bf16", 1, copies=1) == 192 * 1024
 
 
 def lines_of(*arguments: object, cwd: Path) -> list[list[str]]:
