@@ -29,6 +29,8 @@ WANTED = 10
 ARMS = {"singleton": 1, "pair": 2, "pair_replica": 2}  # physical copies
 PAIRS = (("pair", "pair_replica"), ("singleton", "pair"))
 RULE = SPREAD.replace("prefix", "prompt")
+# a token, its margin (None where it is forced), the hidden state it was chosen from, and bool [V], what could be chosen
+Chosen = tuple[int, float | None, Tensor | None, Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,9 @@ def whole_steps(model: Decoder, prompt: State, copies: int) -> Steps[Generation]
     for token, role in zip(prompt.tokens, prompt.roles):
         yield Step(stepper, token, role)
     out = yield from generate(stepper, contract, prompt.structure, None, lambda structure: structure.done)
-    cache.require_equal_copies()
-    eligible, logprobs, agree = contract.eligible.to(model.numeric.torch_device), [], True
-    for index, (token, role, margin) in enumerate(zip(out.tokens, out.roles, out.margins)):
-        logits = None if margin is None else model.logits(out.hidden[index - 1])[:, 0]
-        agree = agree and (logits is None or choose(logits, eligible[role]) == (token, margin))
-        logprobs.append(None if logits is None else selected_logprob(logits, token))
-    record = stepper.record
-    return Generation(out.tokens, out.margins, tuple(logprobs), record.sha256(), record.synchronised, agree)
+    eligible = contract.eligible.to(model.numeric.torch_device)
+    masks = [eligible[role] for role in out.roles]
+    return _generation(stepper, list(zip(out.tokens, out.margins, (None, *out.hidden), masks, strict=True)))
 
 
 def chat_steps(
@@ -79,20 +76,26 @@ def chat_steps(
     stepper = CausalStepper(model, cache, copies, capacity)
     stepper.resume([0] * len(prompt), record)
     choice: Choice | None = best_two(model.logits(hidden)[:, 0], eligible)
-    tokens: list[int] = []
-    margins, logprobs, agree = [], [], True
+    chosen: list[Chosen] = []
     while choice is not None:
-        logits, (token, top, second) = model.logits(hidden)[:, 0], choice
-        agree = agree and int(logits[0].argmax()) == token
-        tokens.append(token)
-        margins.append(top - second)
-        logprobs.append(selected_logprob(logits, token))
-        if len(tokens) == limit or token in stop:
+        token, top, second = choice
+        chosen.append((token, top - second, hidden, eligible))
+        if len(chosen) == limit or token in stop:
             break
         hidden, choice = yield Step(stepper, token, 0, eligible)
+    return _generation(stepper, chosen)
+
+
+def _generation(stepper: Stepper, chosen: Sequence[Chosen]) -> Generation:
+    cache, record, logprobs, agree = stepper.cache, stepper.record, [], True
+    assert isinstance(cache, KVCache)
     cache.require_equal_copies()
-    record = stepper.record
-    return Generation(tuple(tokens), tuple(margins), tuple(logprobs), record.sha256(), record.synchronised, agree)
+    for token, margin, hidden, mask in chosen:
+        logits = None if margin is None or hidden is None else stepper.model.logits(hidden)[:, 0]
+        agree = agree and (logits is None or choose(logits, mask) == (token, margin))
+        logprobs.append(None if logits is None else selected_logprob(logits, token))
+    tokens, margins = tuple(one[0] for one in chosen), tuple(one[1] for one in chosen)
+    return Generation(tokens, margins, tuple(logprobs), record.sha256(), record.synchronised, agree)
 
 
 def selected_logprob(logits: Tensor, token: int) -> float:

@@ -177,13 +177,6 @@ class Timing(TypedDict):
     world_size: NotRequired[int]  # of how many
 
 
-class GateCount(TypedDict):
-    """One gate over all rows."""
-
-    passed: int  # rows that pass it
-    of: int  # all rows
-
-
 class PairEndpoints(TypedDict, total=False):
     """The endpoints of one comparison over the rows that hold it; `n` in each says how many those are."""
 
@@ -253,6 +246,6 @@ class Summary(Endpoints):
     rows: int  # in the ledger
     passed: bool  # whether every gate of every row holds
     failed_rows: list[str]  # identities
-    gates: dict[str, GateCount]  # by gate name
+    gates: dict[str, dict[str, int]]  # by gate name: rows that pass it (passed), all rows (of)
     no_result: str | None  # why the endpoints are no result, and over how many rows they were computed
     prefix_length: dict[str, float] | None  # median, min, max

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.run.ledger import row_key
-from experiments.run.records import Comparison, Endpoints, GateCount, PairEndpoints, Row, Summary
+from experiments.run.records import Comparison, Endpoints, PairEndpoints, Row, Summary
 from stats.endpoints import compare_labels, difference_of_differences, disagreement, divergence_spread
 from stats.intervals import STREAMS, Z_MATRIX, wilson
 
 
-def gate_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, GateCount]:
+def gate_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Counts each gate over all rows. A row that failed closed fails every gate."""
     names = list(dict.fromkeys(name for row in rows for name in row["gates"]))
     return {name: {"passed": sum(bool(row["gates"].get(name)) for row in rows), "of": len(rows)} for name in names}
