@@ -37,8 +37,10 @@ _TAKES_BACK = re.compile(
     re.IGNORECASE,
 )
 _CORRECTED = re.compile(r"\b(?:it|that|this)(?:'s|\s(?:is|was|(?:should|must|would)\sbe))\b", re.IGNORECASE)
-_CONCLUSION = re.compile(
-    r"\W{0,4}(?:(?:so|therefore|thus|hence|finally|wait|no|actually|sorry|oh|hmm)\b\W{0,3}){1,3}", re.I
+_CONCLUSION = re.compile(  # a sign, a point or a backslash before a digit belongs to the number after it
+    r"\W{0,4}(?:(?:so|therefore|thus|hence|finally|wait|no|actually|sorry|oh|hmm)\b"
+    r"(?:[^\w.\\$-]|[.-](?![.$\\0-9])){0,3}){1,3}",
+    re.IGNORECASE,
 )
 Kind = Callable[[str, int], str | None]  # what a sentence states, with so many choices
 Decided = tuple[str | None, list[Sentence]]  # what is stated, and what follows it
