@@ -14,13 +14,11 @@ TABLE = [{"id": "a", "text": "1"}, {"id": "b", "text": "2"}]
 @pytest.mark.parametrize(
     "data",
     [
-        PLAIN,
-        b"\xef\xbb\xbf" + PLAIN,
+        *(
+            start + PLAIN
+            for start in (b"", b"\xef\xbb\xbf", b"\n", b"  \r\n\n", b"sep=,\n", b"\xef\xbb\xbfsep=,\r\n\r\n")
+        ),
         PLAIN.replace(b"\n", b"\r\n"),
-        b"\n" + PLAIN,
-        b"  \r\n\n" + PLAIN,
-        b"sep=,\n" + PLAIN,
-        b"\xef\xbb\xbfsep=,\r\n\r\n" + PLAIN,
         b'"id","text"\n"a","1"\n\n"b","2"',
     ],
 )
