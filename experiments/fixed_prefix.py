@@ -25,7 +25,7 @@ from experiments.report.values import change, closing_line
 from experiments.run.experiment import Crossed, bank_prefix, replica_gate
 from experiments.run.inputs import BANK, bank_tasks, open_bank, open_bank_session
 from experiments.run.loop import run
-from experiments.run.options import RunOptions, common_options, source_option
+from experiments.run.options import RunOptions, common_options, dtypes_option, source_option
 from experiments.run.progress import RowProgress
 from experiments.run.records import Endpoints, Panel, Row, Summary
 from experiments.run.summary import cross_precision, pair_summary, run_summary
@@ -96,15 +96,7 @@ def crossing_fault(crossed: dict[str, Any] | None) -> str:
 
 
 @click.command(help=__doc__)
-@click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    default=("bf16", "fp32"),
-    show_default=True,
-    type=click.Choice(list(DTYPES)),
-    help="Dtype of weights, K/V and logits; once, or twice for a crossing.",
-)
+@dtypes_option(list(DTYPES), ("bf16", "fp32"), "Dtype of weights, K/V and logits; once, or twice for a crossing.")
 @source_option("bf16 matrix", "matrix-bf16")
 @common_options("fixed_prefix", preflight=2)
 def main(options: RunOptions, dtypes: tuple[str, ...], source: Path) -> int:

@@ -27,7 +27,7 @@ from experiments.causes.rules import FACTORS, causes_summary, closing_lines
 from experiments.run import inputs
 from experiments.run.experiment import Arms, Crossed, gate
 from experiments.run.loop import run
-from experiments.run.options import RunOptions, common_options, source_option
+from experiments.run.options import RunOptions, common_options, dtypes_option, source_option
 from experiments.run.progress import RowProgress
 from experiments.run.records import Panel, Row, RowExtra, Summary
 from minimodel.bits import bits
@@ -126,15 +126,7 @@ def chunk_curve(model: Decoder, incremental: Boundary, state: State) -> dict[str
 
 
 @click.command(help=__doc__)
-@click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    default=DTYPES,
-    show_default=True,
-    type=click.Choice(DTYPES),
-    help="May be repeated.",
-)
+@dtypes_option(DTYPES, DTYPES, "May be repeated.")
 @click.option(
     "--cell",
     "named",

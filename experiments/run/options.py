@@ -151,6 +151,12 @@ dtype_option = click.option(  # required: nothing about the numbers is guessed
 )
 
 
+def dtypes_option(names: Sequence[str], default: Sequence[str], text: str) -> Decorator:
+    """--dtype, which may be repeated."""
+    kind = click.Choice(names)
+    return click.option("--dtype", "dtypes", multiple=True, default=default, show_default=True, type=kind, help=text)
+
+
 def checkpoint_option(name: str = "primary") -> Decorator:
     """--checkpoint; by default the demo's checkpoint `name`."""
     shown, text = f"the bundled demo's {name}", "An adapted checkpoint directory."

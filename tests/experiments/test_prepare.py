@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from decode import State
 from experiments.prepare import __main__ as prepare
-from experiments.prepare.questions import held_out, ordered, states_answer
+from experiments.prepare.__main__ import held_out, ordered, states_answer
 from experiments.run.tasks import load_tasks
 
 HEADER = ["Record ID", "Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"]
