@@ -3,7 +3,7 @@
 A problem is a start and two to six gains or losses, no two with the same verb or size. The three branches solve it as
 told, gains first, and losses first; merge quotes the three results, keeps the majority (the first branch where all
 differ) and walks the choices to the one that fits; the answer is its letter. Everything is drawn from a
-`random.Random` that the caller passes; nothing here knows tokens.
+`random.Random` that the caller passes; no token is read here.
 """
 
 import hashlib

@@ -25,7 +25,7 @@ def test_a_flipped_bit_is_caught_at_its_place(three):
 
 
 def test_a_comparison_that_misses_the_flip_fails_the_control(three, monkeypatch):
-    """The control's own control: a comparison that sees no difference is not let through."""
+    """The control of the control: a comparison that sees no difference fails."""
 
     def blind(left, right) -> CacheDrift:
         return compare(left, left)

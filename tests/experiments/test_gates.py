@@ -231,7 +231,7 @@ def shared_storage(row, module):
 
 
 def one_storage_for_both(row, module):
-    """Prefill returns the incremental boundary's own tensors."""
+    """Prefill returns the tensors of the incremental boundary."""
     made = []
 
     def incremental(real, model, state):
@@ -243,7 +243,7 @@ def one_storage_for_both(row, module):
 
 
 def shared_when_empty(real, recipient, donor, layers=None, **site):
-    """The empty transplant returns the recipient's own tensors."""
+    """The empty transplant returns the tensors of the recipient."""
     return recipient if layers == () else real(recipient, donor, layers, **site)
 
 
@@ -283,7 +283,7 @@ def layer_left_out(direction):
 
 
 def cut_after(real, model, boundary):
-    """The continuation leaves one token less in its boundary's own cache."""
+    """The continuation leaves one token less in its boundary's cache."""
     suffix = real(model, boundary)
     boundary.cache._length -= 1
     return suffix
@@ -402,7 +402,7 @@ def test_whatever_enters_the_decoder_wrongly_fails_the_row(rows, experiment, fau
 
 @pytest.mark.parametrize(("experiment", "arm"), [("matrix", "prefill"), ("bridge", "incremental")])
 def test_other_constructions_take_their_roles_from_the_tokens_and_not_from_live(rows, experiment, arm):
-    """Live accumulates a wrong role: its own suffix shows it, the other constructions are as they were."""
+    """Live accumulates a wrong role: its suffix shows it, the other constructions are as they were."""
 
     def wrong(real, model, prompt, **more):
         live = real(model, prompt, **more)

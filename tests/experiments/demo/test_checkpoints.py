@@ -1,4 +1,4 @@
-"""The bundled checkpoints and tasks, read through the project's own loaders: files, shapes, sizes, held-out rows."""
+"""The bundled checkpoints and tasks, read through the project's loaders: files, shapes, sizes, held-out rows."""
 
 import hashlib
 import json
