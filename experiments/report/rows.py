@@ -11,15 +11,7 @@ from decode.text import LETTERS
 from experiments.report.blocks import Alert, Block, Figure, Paragraph, RowEntry, Table, column_table, table
 from experiments.report.charts import ROLE_COLOURS, SERIES, Drawing
 from experiments.report.runs import TRANSPLANTS, ArmPair, Run, at, failure, follows, suffix_of
-from experiments.report.texts import (
-    Texts,
-    by_block,
-    plain_text,
-    prefix_passages,
-    read_texts,
-    suffix_passages,
-    token_text,
-)
+from experiments.report.texts import Texts, read_texts
 from experiments.report.values import number, scalar, words
 from experiments.run.ledger import row_key
 from minimodel.errors import InputError
@@ -60,12 +52,11 @@ def find_row(run: Run, name: str) -> dict[str, Any]:
 
 def row_entries(runs: Sequence[Run]) -> tuple[RowEntry, ...]:
     """Returns the rows of all runs, in order, for the page's row list."""
-    read = [(run, read_texts(run.manifest)) for run in runs]
-    return tuple(
-        row_entry(view(run, row, texts), f"row-{run.anchor}-{k}")
-        for run, texts in read
-        for k, row in enumerate(run.rows)
-    )
+    found: list[RowEntry] = []
+    for run in runs:
+        texts = read_texts(run.manifest)
+        found += [row_entry(view(run, row, texts), f"row-{run.anchor}-{k}") for k, row in enumerate(run.rows)]
+    return tuple(found)
 
 
 def row_entry(one: View, anchor: str) -> RowEntry:
@@ -100,10 +91,10 @@ def row_blocks(one: View, anchor: str) -> list[Block]:
         parts = [("question", task.question), *choices, ("expected answer", task.answer)]
         blocks.append(table("The task", ["part", "text"], parts))
     if tokens := row.get("prefix", {}).get("tokens"):
-        blocks.append(prefix_passages(texts, tokens))
+        blocks.append(texts.prefix(tokens))
     if arms:
         suffixes = {words(name): suffix_of(arm) for name, arm in arms.items()}
-        blocks += [suffix_passages(texts.codec, suffixes), _arms_table(one)]
+        blocks += [texts.suffixes(suffixes), _arms_table(one)]
     if set(DONORS) <= set(arms):
         lines = [[f"{recipient} state", donor, follows(arms, arm)] for arm, (donor, recipient) in TRANSPLANTS.items()]
         blocks.append(table("Whose suffix each cache gives", ["recipient", "cache of", "suffix of"], lines))
@@ -115,7 +106,7 @@ def row_blocks(one: View, anchor: str) -> list[Block]:
         caption = "Drift of the boundary cache by layer, relative L2; 0 means equal in every bit"
         blocks.append(table(caption, ["layer", "K", "V"], [[str(k), *drift] for k, drift in enumerate(drifts)]))
     if pair is not None and tokens and texts.contract is not None:
-        lengths = [(role, len(members)) for role, members in by_block(texts.contract, [*tokens, *pair.suffixes[0]])]
+        lengths = [(role, len(members)) for role, members in texts.by_block([*tokens, *pair.suffixes[0]])]
         blocks.append(mask_figure(f"{anchor}-mask", lengths, one.run.manifest["visibility"], len(tokens)))
     gates = [[words(gate), "passed" if passed else "FAILED"] for gate, passed in row["gates"].items()]
     return [*blocks, table("Gates of this row", ["gate", "verdict"], gates, folded=True)]
@@ -134,7 +125,7 @@ def _statement(one: View) -> str:
     (left, right), first = map(words, pair.arms), pair.first
     if first is None:
         return f"{left} and {right} continue with the same {len(pair.suffixes[0])} tokens."
-    a, b = (token_text(one.texts.codec, at(suffix, first)) for suffix in pair.suffixes)
+    a, b = (one.texts.token(at(suffix, first)) for suffix in pair.suffixes)
     text = f"{left} and {right} part at token {first} after the boundary: {left} takes {a}, {right} takes {b}."
     if pair.margin is not None:
         drift = f"up to {number(pair.drift)}, {number(pair.entry['logits']['mean_abs'])} on average"
@@ -161,7 +152,7 @@ def _arms_table(one: View) -> Table:
         ulps = dict(zip(pair.arms, pair.ulps))
         chosen = [at(suffix_of(arm), first) for arm in arms.values()]
         margins = [at(arm.get("margins", []), first) for arm in arms.values()]
-        columns["token at the divergence"] = [token_text(one.texts.codec, token) for token in chosen]
+        columns["token at the divergence"] = [one.texts.token(token) for token in chosen]
         columns["margin there"] = ["forced or not recorded" if m is None else number(m) for m in margins]
         columns["in ULP"] = ["" if ulps.get(arm) is None else scalar(ulps[arm]) for arm in arms]
     if any("answer_text" in arm for arm in arms.values()):
@@ -230,7 +221,7 @@ def divergence_drawing(one: View) -> str:
     drawing.text(20, 32, f"One prefix of {length} tokens, one greedy decoder, two caches", 17, weight="600")
     difference = f"{left} and {right} differ only in how the K/V cache was built."
     drawing.text(20, 54, f"Row {row_key(one.row)}, {pair.dtype}: {difference}", 13, "muted")
-    shared = plain_text(one.texts.codec, pair.suffixes[0][: pair.first])
+    shared = one.texts.line(pair.suffixes[0][: pair.first])
     drawing.box(20, 112, 250, 120, "line")
     drawing.text(32, 132, f"equal for {pair.first} tokens", 12, "muted")
     shown = shared if len(shared) <= 108 else f"… {shared[-106:]}"
@@ -254,8 +245,8 @@ def _lane(drawing: Drawing, one: View, pair: ArmPair, index: int) -> None:
     """One arm: its token in a filled box, what follows, its margin, and the transplants that follow it."""
     arms, arm, tokens, first = one.row["arms"], pair.arms[index], pair.suffixes[index], pair.first or 0
     colour, top = SERIES[index], 76 + 118 * index
-    token = plain_text(one.texts.codec, tokens[first : first + 1]).strip() or "(ended)"
-    rest, width = plain_text(one.texts.codec, tokens[first + 1 :]), 8.4 * len(token) + 20
+    token = one.texts.line(tokens[first : first + 1]).strip() or "(ended)"
+    rest, width = one.texts.line(tokens[first + 1 :]), 8.4 * len(token) + 20
     drawing.arrow(270, 172, 318, top + 46, colour)
     drawing.text(326, top + 22, f"{words(arm)} cache", 13, colour, weight="600")
     drawing.rect(326, top + 30, width, 30, colour)

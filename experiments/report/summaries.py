@@ -39,13 +39,8 @@ SHOWN = {
     "carrier": {"sites", "smallest"},
 }
 # rows of the carrier map: label and site
-MAP = {
-    "K of layer i": "layer_{}_keys",
-    "V of layer i": "layer_{}_values",
-    "layer i": "layer_{}",
-    "first i layers": "first_{}",
-    "last i layers": "last_{}",
-}
+MAP = {"K of layer i": "layer_{}_keys", "V of layer i": "layer_{}_values", "layer i": "layer_{}"}
+MAP |= {"first i layers": "first_{}", "last i layers": "last_{}"}
 
 
 def head(run: Run, dtype: str = "") -> Link:
@@ -98,9 +93,9 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
     for run in runs:
         if run.summary.get("own_checkpoint"):
             text = (
-                "the checkpoint is the one that reached these prefixes, so this run replicates on no other checkpoint"
+                f"{run.name}: the checkpoint is the one that reached these prefixes, so this run replicates on no other"
             )
-            blocks.append(Alert(f"{run.name}: {text}.", "Note"))
+            blocks.append(Alert(f"{text} other checkpoint.", "Note"))
         if label := run.summary.get("interpretation"):
             blocks.append(Verdict(f"Frozen interpretation of {run.name}: {label}."))
         elif "interpretation" in run.summary:
@@ -242,11 +237,9 @@ def causes_blocks(run: Run) -> list[Block]:
         blocks.append(_verdicts(run))
     if summary["chunks"]:
         blocks.append(chunks_figure(f"{run.anchor}-chunks", summary["chunks"]))
-    alone = [
-        (dtype, {key: f"{one['differing']}/{one['rows']}" for key, one in found.items()})
-        for dtype, found in summary.get("alone", {}).items()
-    ]
-    caption = f"Queries with other bits alone than in one call, random inputs, {name}"
+    caption, alone = f"Queries with other bits alone than in one call, random inputs, {name}", []
+    for dtype, counts in summary.get("alone", {}).items():
+        alone.append((dtype, {key: f"{one['differing']}/{one['rows']}" for key, one in counts.items()}))
     blocks.append(column_table(caption, "attention", alone))
     header = ["cell", *(f"{arm}, cache L2" for arm in arms), *(f"{arm} nearer" for arm in arms), "equal"]
     found = []
@@ -255,13 +248,8 @@ def causes_blocks(run: Run) -> list[Block]:
             distances = [number(one["median"][arm]["cache_relative_l2"]) for arm in arms]
             found.append([key, *distances, *(str(one["nearer"][side]) for side in (*arms, "equal"))])
     blocks.append(table(f"Distance of the boundary to FP64, medians and rows, {name}", header, found))
-    header = [
-        "cell",
-        "diverging rows",
-        *(f"margin within {k} ULP" for k in ULPS),
-        "rank correlation",
-        "ties, all steps",
-    ]
+    header = ["cell", "diverging rows", *(f"margin within {k} ULP" for k in ULPS)]
+    header += ["rank correlation", "ties, all steps"]
     found = []
     for key, one in summary["margins"].items():
         shares = [*(one["within_ulps"][str(k)] for k in ULPS), one["spearman"], one["tied_steps"]]
@@ -336,8 +324,7 @@ def carrier_figure(name: str, direction: str, sites: dict[str, Any]) -> Figure:
     for label, site in MAP.items():
         found = [sites.get(site.format(i), {}).get(direction, {}).get("donor") for i in layers]
         rows.append([label, *(rate(one) if one else "" for one in found)])
-    caption = (
-        f"{words(direction)}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more."
-    )
-    data = table(f"Rows that follow the donor, {words(direction)}", ["part", *layers], rows)
+    way = words(direction)
+    caption = f"{way}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more."
+    data = table(f"Rows that follow the donor, {way}", ["part", *layers], rows)
     return Figure(name, caption, data, lambda: cells(data, ("i", "")))

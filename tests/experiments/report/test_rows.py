@@ -12,7 +12,7 @@ from experiments.report.blocks import Paragraph, Passages, Report, RowEntry
 from experiments.report.page import SCRIPT, render_html
 from experiments.report.rows import row_entries, row_entry, view
 from experiments.report.runs import read_runs
-from experiments.report.texts import read_texts, spans, token_text
+from experiments.report.texts import Texts, read_texts
 from experiments.run.ledger import row_key
 from stats.endpoints import first_divergence
 from tests.experiments.report.page import HOSTILE, Page
@@ -72,7 +72,7 @@ def test_a_divergent_row_shows_the_equal_part_once_and_both_tokens_marked(report
 
 
 def shown(contract, tokens):
-    return "".join(span.text for span in spans(contract.codec, tokens))
+    return "".join(span.text for span in Texts(contract.codec).spans(tokens))
 
 
 def test_tokens_of_text_read_as_the_codec_reads_them_and_others_are_spelled_out(contract):
@@ -82,10 +82,10 @@ def test_tokens_of_text_read_as_the_codec_reads_them_and_others_are_spelled_out(
     part = [token for token in ids if "\\x" in shown(contract, [token])]
     assert len(part) > 1, "a character of several tokens: each alone is bytes, not text"
     delimiter, undefined = contract.open_ids[4], contract.ordinary.numel() + 5
-    found = spans(contract.codec, [ids[0], delimiter, undefined])
+    found = Texts(contract.codec).spans([ids[0], delimiter, undefined])
     assert [span.kind for span in found] == ["", "special", "special"]
     assert found[1].text == "<|merge|>" and found[2].text == f"[id {undefined}]"
-    assert token_text(None, 7) == "id 7" and token_text(contract.codec, None) == "ended"
+    assert Texts(None).token(7) == "id 7" and Texts(contract.codec).token(None) == "ended"
 
 
 def test_without_the_runs_checkpoint_the_ids_are_shown_and_it_is_said(reported, tmp_path, study):
