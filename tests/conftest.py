@@ -58,6 +58,12 @@ def tiny_directory(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture
+def directory(tmp_path):
+    """The same, written for one test, which may change it."""
+    return write_checkpoint(tmp_path / "tiny")
+
+
 @pytest.fixture(scope="session")
 def stock_directory(tmp_path_factory):
     """The same weights without role table and contract."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from cache import Boundary
 from minimodel.bits import bits, same_bits
+from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]  # narrow, narrow, wide, wide
@@ -54,3 +56,33 @@ def edit_tensors(path: Path, **changes: Any) -> dict[str, Tensor]:
     tensors = {name: tensor for name, tensor in {**load_file(path), **changes}.items() if tensor is not ...}
     save_file(tensors, path, metadata={"format": "pt"})
     return tensors
+
+
+PARTS = {"token": 0, "role": 1, "position": 2, "mask": 3}  # of a decoder's arguments
+
+
+@contextmanager
+def entering(model: Decoder, part: str, slot: int, copies: slice = slice(None), calls: str = "all") -> Iterator[None]:
+    """Every call of `model` that covers `slot` gets another token, role, position or mask entry there.
+
+    calls: "all", or only those of "one" token or of "many".
+    """
+    own = type(model).__call__
+
+    def faulty(decoder: Decoder, *given: Any, **named: Any) -> Tensor:
+        length, held = given[0].shape[1], len(given[4])
+        wanted = calls == "all" or (calls == "one") == (length == 1)
+        if decoder is not model or not wanted or not held <= slot < held + length:
+            return own(decoder, *given, **named)
+        changed = [None if tensor is None else tensor.clone() for tensor in given[:4]]
+        target = changed[PARTS[part]]
+        if part == "mask":
+            target[copies, 0, slot - held, slot - 1] ^= True
+        elif part == "role":
+            target[copies, slot - held] = (target[copies, slot - held] + 1) % 6
+        else:
+            target[copies, slot - held] += 1
+        return own(decoder, *changed, *given[4:], **named)
+
+    with patch.object(type(model), "__call__", faulty):
+        yield

@@ -9,7 +9,7 @@ from cache import build_incremental, build_live, build_prefill
 from decode import greedy_suffix
 from decode.record import PENDING, FunctionalRecord, derived_sha256
 from minimodel.roles import VISIBILITY, attention_mask
-from tests.faulty import PARTS, entering
+from tests.helpers import PARTS, entering
 
 ENTRIES = [(257, 0, 0, [True]), (10, 0, 1, [True, True]), (12, 4, 2, [True, False, True])]
 

@@ -33,8 +33,7 @@ from minimodel.checkpoint import open_checkpoint
 from minimodel.roles import MERGE
 from stats.donors import INTO_INCREMENTAL, INTO_PREFILL
 from tests.conftest import numeric
-from tests.faulty import entering
-from tests.helpers import flip_bit
+from tests.helpers import entering, flip_bit
 from tests.tiny import TASK
 
 SLOT = 20  # of the prompt
