@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cache.isolation import cache_tensors
 from cache.kv import KVCache
 from cache.storage import Provenance, Stored, contract_record, open_tensors, require_same, write_tensors
 from decode.contract import Contract
@@ -43,12 +42,11 @@ class Boundary:
 
     def tensors(self) -> list[Tensor]:
         """Returns every tensor that the boundary owns: keys and values in forward order, then the logits."""
-        return [*cache_tensors(self.cache), self.logits]
+        return list(self.named_tensors().values())
 
     def named_tensors(self) -> dict[str, Tensor]:
         """`layers.0.key`, `layers.0.value`, ... [B, H_kv, S, D] in forward order, then `logits` [B, V]."""
-        held = {f"layers.{layer}.{name}": tensor for layer, name, tensor in self.cache.tensors()}
-        return {**held, "logits": self.logits}
+        return {**{f"layers.{n}.{name}": tensor for n, name, tensor in self.cache.tensors()}, "logits": self.logits}
 
     def save(self, path: str | Path, provenance: Provenance, row: str = "") -> None:
         """Writes one safetensors file with every bit of the state and what it belongs to. `row`: the task's id."""

@@ -22,12 +22,10 @@ def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Obs
     """Returns the boundary that ordinary greedy generation from a prompt block reaches, with the cache that it filled.
 
     Decoding fills storage with room for the longest prefix. The boundary owns a compact copy, compared with it bit for
-    bit. A continuation decodes on another copy with room for the suffix, so that the boundary can be digested,
-    compared, saved or transplanted after any arm. Continuing in place would give the same bits: attention does not
-    depend on the capacity behind its views.
+    bit; a continuation decodes on another copy, so that the boundary can be used again after any arm. Continuing in
+    place would give the same bits: attention does not depend on the capacity behind its views.
 
-    The prompt, too, is consumed one token at a time: the paper finds live and incremental caches equal in every bit on
-    all layers, which holds only if no part of the live path is a call of several tokens.
+    The prompt, too, is consumed one token at a time: the paper finds live and incremental caches equal on all layers.
     """
     return alone(live_steps(model, prompt, copies, observe))
 

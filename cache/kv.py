@@ -52,9 +52,8 @@ class KVCache:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Writes T new tokens of one layer ([B, H_kv, T, D] each) and returns views of all S so far.
 
-        A call writes layers 0, 1, ... in order, T tokens each. Only then does the length advance by T, so that no slot
-        below it is one that was never written. InputError for another layer or T, beyond the capacity, and for another
-        dtype or shape, which torch would silently convert or broadcast.
+        A call writes layers 0, 1, ... in order, T tokens each; then the length advances by T. InputError for another
+        layer or T, beyond the capacity, and for another dtype or shape, which torch would convert or broadcast.
         """
         written, begun = self._begun
         if layer != written:

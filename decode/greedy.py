@@ -1,8 +1,8 @@
 """Greedy decoding under the structural mask, with physical copies that must agree, and the margin of every choice.
 
 Generation and token-by-token construction of a cache are generators of steps: each yields the next token and is sent
-what the step computed. `alone` runs the steps of one request, which is the specification;
-`decode.batched` runs those of several requests together, to the same bits.
+what the step computed. `alone` runs the steps of one request, which is the specification; `decode.batched` runs those
+of several together, to the same bits.
 """
 
 from collections.abc import Callable, Generator, Iterator

@@ -52,10 +52,10 @@ def step_together(model: Decoder, requests: Sequence[Request], observe: Observe 
     def attend(index: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         new = zip(keys.split(COPIES), values.split(COPIES), strict=True)
         held = [request.cache.append(index, *pair) for request, pair in zip(requests, new)]
-        seen = [None if mask is None else mask.to(query.device) for mask in masks]
+        masks[:] = [None if mask is None else mask.to(query.device) for mask in masks]
         if model.attend_several is not None:
-            return model.attend_several(query, held, seen, model.scaling)
-        calls = zip(query.split(COPIES), held, seen)
+            return model.attend_several(query, held, masks, model.scaling)
+        calls = zip(query.split(COPIES), held, masks)
         return torch.cat([model.attend(own, *pair, mask, model.scaling) for own, pair, mask in calls])  # [2K, 1, H, D]
 
     note = noting(observe)

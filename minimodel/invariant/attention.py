@@ -85,13 +85,15 @@ def whole_blocks(parts: Sequence[Tensor]) -> Tensor:
     """
     _, kv_heads, _, head_dim = parts[0].shape
     blocks = -(-max(part.shape[2] for part in parts) // KEY_BLOCK)
-    out = parts[0].new_zeros(blocks, sum(map(len, parts)), kv_heads, KEY_BLOCK, head_dim)
+    out = parts[0].new_empty(blocks, sum(map(len, parts)), kv_heads, KEY_BLOCK, head_dim)
     for part, own in zip(parts, out.split([len(part) for part in parts], dim=1)):
         full, rest = divmod(part.shape[2], KEY_BLOCK)
         if full:
             own[:full] = part[:, :, : full * KEY_BLOCK].unflatten(2, (full, KEY_BLOCK)).permute(2, 0, 1, 3, 4)
         if rest:
             own[full, :, :, :rest] = part[:, :, full * KEY_BLOCK :]
+        own[full : full + 1, :, :, rest:] = 0
+        own[full + 1 :] = 0
     return out
 
 
