@@ -10,7 +10,8 @@ the numbers in a weight.
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
+from functools import partial
+from timeit import repeat
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from decode.together import OneCallEach, Pairs, Request, Shape, Way, shape_of, s
 from minimodel.attention import ATTENTION_KERNELS, SEVERAL_KERNELS, SeveralAttention
 from minimodel.bits import COPIES, same_bits
 from minimodel.decoder import Decoder
+from minimodel.invariant.attention import KEY_BLOCK
 from minimodel.invariant.checks import LARGE, Rows, cancelling
 from minimodel.layers import rms_norm, rotate
 from minimodel.linear import LINEAR_KERNELS, OneByOne, Plain
@@ -112,30 +114,19 @@ def _way(linear: Plain | PackedMaps, most: int) -> Way | None:
     bits. A plain map is called once where that keeps them, else in the faster of two ways that do, a batched product of
     pairs (tried on weights that are not large) and a call each.
     """
-    dtype, device = (linear.weight if isinstance(linear, Plain) else linear.run.packed).dtype, torch.device("cpu")
+    weight = linear.run.packed if isinstance(linear, PackedMaps) else linear.weight
+    x = cancelling(COPIES * most, weight.shape[1], 2, weight.dtype, weight.device)[0][:, None]
     if isinstance(linear, PackedMaps):
-        x = cancelling(COPIES * most, linear.run.packed.shape[1], 2, dtype, device)[0][:, None]
-        always = replace(linear, counts=None)
-        usable = linear.counts is not None and COPIES in linear.counts
+        always, usable = replace(linear, counts=None), linear.counts is not None and COPIES in linear.counts
         return PackedMaps if usable and row_counts_equal(lambda rows: _joined(always, rows), x) == most else None
-    weight = linear.weight
-    x = cancelling(COPIES * most, weight.shape[1], 2, dtype, weight.device)[0][:, None]
     if row_counts_equal(linear, x) == most:
         return None
     pairs, each = Pairs(weight, linear.bias), OneCallEach(weight, linear.bias)
     if weight.numel() > LARGE or row_counts_equal(pairs, x) < most:
         return OneCallEach
-    return Pairs if _seconds(pairs, x) < _seconds(each, x) else OneCallEach
-
-
-def _seconds(function: Rows, x: Tensor) -> float:
-    """Returns the shortest of a few calls. It decides between ways of equal bits, never a bit."""
-    found = []
-    for _ in range(5):
-        start = perf_counter()
-        function(x).sum().item()
-        found.append(perf_counter() - start)
-    return min(found)
+    # both have the same bits: the shortest of a few calls decides
+    took = [min(repeat(partial(way, x), number=1, repeat=5)) for way in (pairs, each)]
+    return Pairs if took[0] < took[1] else OneCallEach
 
 
 def _parts(model: Decoder, trial: Decoder, most: int) -> Iterator[tuple[str, Rows, Tensor]]:
@@ -213,7 +204,8 @@ def _request(model: Decoder, number: int) -> Request:
     """Returns random tokens and keys, a length that no other request has, and a mask that hides some keys."""
     config, device = model.config, model.numeric.torch_device
     generator = torch.Generator().manual_seed(number)
-    length = min(3 + 7 * number, config.max_position_embeddings - 1)
+    # every other request reaches into the second block of keys, which `blocked` gives the others as zeros
+    length = min(3 + 7 * number + KEY_BLOCK * (number % 2), config.max_position_embeddings - 1)
     mask = (torch.rand(length + 1, generator=generator) < 0.8).index_fill(0, torch.tensor(length), True)
     token = int(torch.randint(config.vocab_size, (1,), generator=generator))
     numbers = [torch.full((COPIES, 1), n, device=device) for n in (token, number % NUM_ROLES, length)]
