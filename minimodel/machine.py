@@ -137,7 +137,8 @@ def _lines(path: Path) -> list[str]:
 def _openmp_libraries() -> str:
     """Returns the file names of the OpenMP libraries mapped into this process, as far as the system lists them."""
     names = {line.rpartition("/")[2] for line in _lines(PROC / "self" / "maps") if "/" in line}
-    return " ".join(sorted(name for name in names if "omp" in name))
+    # by their beginning: scipy has modules named _decomp, which may be loaded at any time
+    return " ".join(sorted(name for name in names if name.startswith(("libgomp", "libiomp", "libomp"))))
 
 
 @cache

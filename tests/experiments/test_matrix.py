@@ -111,9 +111,8 @@ def test_an_interrupted_run_prints_the_command_that_resumes_and_ends_in_the_same
     assert "--fresh" not in resume and "--out run" in resume
     left = (tmp_path / "run/rows.jsonl").read_bytes()
     assert left.endswith(b"\n") and left.count(b"\n") < ROWS, "the interruption came too late to show anything"
-    # a process again: this one may have loaded libraries that the manifest names
-    done = command("experiments.matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = call("matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
+    assert done.exit_code == 0, done.stderr
     assert (tmp_path / "run/rows.jsonl").read_bytes() == (finished / "rows.jsonl").read_bytes()
 
 

@@ -88,3 +88,16 @@ def test_the_cpu_is_named_with_its_model(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(text + text.replace("143", "144"))
     monkeypatch.setattr(machine, "PROC", tmp_path)
     assert machine.cpu_model() == "A CPU (family 6, model 143, stepping 8)"
+
+
+def test_the_openmp_libraries_are_named_and_no_other_file(tmp_path, monkeypatch):
+    """The control: scipy's modules named _decomp, which are mapped once a statistic was computed."""
+    places = (
+        "/a/lib/libgomp-a34b3233.so.1",
+        "/b/scipy/linalg/_decomp_lu_cython.cpython-311-x86_64-linux-gnu.so",
+        "[heap]",
+    )
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "maps").write_text("".join(f"7f00-7f01 r-xp 00000000 08:01 42   {at}\n" for at in places * 2))
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    assert machine_record()["openmp_loaded"] == "libgomp-a34b3233.so.1"
