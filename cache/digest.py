@@ -25,7 +25,7 @@ def _hash(tensor: Tensor) -> "hashlib._Hash":
     header = f"{str(tensor.dtype).removeprefix('torch.')}:{','.join(map(str, tensor.shape))}:"
     digest = hashlib.sha256(header.encode("ascii"))
     whole = bits(tensor.detach()).cpu()
-    # of K/V [B, H_kv, n, D] with room behind, one contiguous part per head instead of a copy of all
+    # of a K/V view [B, H_kv, n, D] of a larger capacity, one contiguous part per head instead of a copy of all
     for piece in whole.flatten(0, 1) if whole.ndim > 2 and not whole.is_contiguous() else [whole]:
         digest.update(piece.contiguous().numpy().data)
     return digest

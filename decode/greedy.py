@@ -73,7 +73,7 @@ Steps = Generator[Step, Stepped, T]  # a RowFailure of the choice is thrown in w
 
 
 class SuffixCache(Cache, Protocol):
-    """What the suffix decoder needs of a boundary's cache (`cache.KVCache`): copies with room for more tokens."""
+    """What the suffix decoder needs of a boundary's cache (`cache.KVCache`): copies of a larger capacity."""
 
     batch: int
 

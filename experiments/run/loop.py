@@ -259,14 +259,14 @@ class Batch:
     text: str  # how many, and why; one line
 
 
-def batch_size(model: Decoder, asked: int | None, rows: int, longest: int) -> Batch:
+def batch_size(model: Decoder, chosen: int | None, rows: int, longest: int) -> Batch:
     """Returns --batch-size rows, or at most 16 of the `rows` left. A row's caches hold up to `longest` tokens.
 
     InputError when --batch-size rows would not keep the bits they have alone, or not fit into memory.
     """
-    if asked == 1 or rows == 1:
-        return Batch(1, model, "1 row at a time: " + ("as --batch-size says" if asked == 1 else "one is left"))
-    wanted = LARGEST if asked is None else asked
+    if chosen == 1 or rows == 1:
+        return Batch(1, model, "1 row at a time: " + ("as --batch-size says" if chosen == 1 else "one is left"))
+    wanted = LARGEST if chosen is None else chosen
     found = together_here(model, wanted)
     config, free = model.config, free_bytes(model.numeric.torch_device)
     entries = 2 * config.num_hidden_layers * COPIES * config.num_key_value_heads * longest * config.head_dim
@@ -274,9 +274,9 @@ def batch_size(model: Decoder, asked: int | None, rows: int, longest: int) -> Ba
     fitting, memory = wanted, f"a row's caches take up to {row} bytes, and {free} are free"
     if free is not None:
         fitting = free // row
-    if asked is not None and min(found.size, fitting) < asked:
-        why = f"{found.limit}: other bits than alone" if found.size < asked else memory
-        raise InputError(f"--batch-size: expected at most {min(found.size, fitting)} here ({why}), found {asked}")
+    if chosen is not None and min(found.size, fitting) < chosen:
+        why = f"{found.limit}: other bits than alone" if found.size < chosen else memory
+        raise InputError(f"--batch-size: expected at most {min(found.size, fitting)} here ({why}), found {chosen}")
     size = max(1, min(wanted, found.size, fitting))
     why = f"every part of a step was checked to keep its bits up to {2 * found.size} rows of the batch"
     if found.size < wanted:

@@ -93,7 +93,7 @@ def rewrite(run: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def altered(run: Path, target: Path, change: Callable[[list[dict[str, Any]]], None]) -> Path:
-    """A copy of a run with changed rows, to which manifest and summary are fitted: nothing but the rows can tell."""
+    """A copy of a run with changed rows, to which manifest and summary are fitted: only the rows show the change."""
     shutil.copytree(run, target)
     manifest, rows, summary = open_finished(target)
     change(rows)

@@ -43,7 +43,7 @@ def place(tmp_path_factory):
     sizes = ["--context", "24,48", "--prefill", "48", "--prefix", "60", "--growth", "--length", "100"]
     only = "decode,prefill,build,row,batch,memory"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measures, "in_fresh_process", measures.peaks)  # the fresh process has tests of its own
+        patch.setattr(measures, "in_fresh_process", measures.peaks)  # the fresh process is tested below
         done = bench(root, "done", *sizes, "--only", only, "--reference", TWIN)
     assert done.exit_code == 0, done.output
     return root
@@ -117,7 +117,7 @@ def test_floor_makes_exactly_the_arms_products(name, length, tiny_directory):
 
 
 def fresh(directory):
-    """Loads and runs one arm in a process of its own."""
+    """Loads and runs one arm in a new process."""
     return in_fresh_process(directory, numeric("bf16"), None, "repeat_kv", partial(run_workload, 40))
 
 

@@ -147,7 +147,7 @@ def test_a_bank_whose_bytes_changed_is_refused(study, finished, tmp_path):
     shutil.copytree(finished, copy)
     text = (copy / "bank.jsonl").read_text()
     (copy / "bank.jsonl").write_text(text.replace('"row":"t001"', '"row":"t00x"'))
-    # by the run itself on resume, and by whoever starts from it
+    # by the run itself on resume, and by a run that starts from it
     assert "bank.jsonl: expected SHA-256" in one_line(call("fixed_prefix", *inputs(study, "--out", copy), cwd=study))
     with refused("bank.jsonl: SHA-256: expected"):
         open_bank(copy)

@@ -29,7 +29,7 @@ INPUTS = {  # steps that are no module's output, seen as the next module's input
 def observing(base: Any, observe: Observe | None) -> Iterator[None]:
     """Calls `observe(name, tensor)` at every step of the base model (Qwen2Model) until the block ends.
 
-    The logits are not among them: whoever calls the head notes those that belong to the trace.
+    The logits are not among them: the caller of the head notes those that belong to the trace.
     """
     if observe is None:
         yield

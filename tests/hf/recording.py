@@ -116,7 +116,7 @@ class Recorded:
 
 @torch.inference_mode()
 def record_live(reference: Reference, prompt: State, observe: Observe | None = None) -> Recorded:
-    """Ordinary generation from the prompt block to the boundary, every token of the prompt a call of its own."""
+    """Ordinary generation from the prompt block to the boundary, one call per token of the prompt."""
     feeder = Feeder.empty(reference)
     with observing(reference.model.model, observe):
         for token, role in zip(prompt.tokens, prompt.roles):
@@ -199,7 +199,7 @@ def require_disjoint(recorded: list[Recorded]) -> None:
     """RowFailure when two arms' DynamicCaches share a byte: the snapshots' own isolation says nothing about them."""
     tensors = [[tensor for pair in versions.keys_and_values(one.cache) for tensor in pair] for one in recorded]
     if not disjoint(*tensors):
-        raise RowFailure("DynamicCache: expected storage of its own for every arm, found shared bytes")
+        raise RowFailure("DynamicCache: expected separate storage per arm, found shared bytes")
 
 
 Margins = tuple[float | None, ...]

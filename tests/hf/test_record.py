@@ -153,7 +153,7 @@ def test_bad_input_is_one_line(study, more, parts):
 @pytest.mark.slow
 @pytest.mark.skipif(not (DEMO / "primary").exists(), reason="the demo checkpoint has not been trained yet")
 def test_demo_rows_are_ours(tmp_path, dtype):
-    """In processes of their own: either may start itself again in MKL's reproducible mode."""
+    """In new processes: either may start itself again in MKL's reproducible mode."""
     given = ["--dtype", dtype, "--limit", "3", "--quiet", "--out"]
     ours = ["experiments.matrix", *given, str(tmp_path / "ours"), "--kernels", versions.matching_kernel()]
     for command in (["tests.hf.record", *given, str(tmp_path / "theirs")], ours):

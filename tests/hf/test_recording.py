@@ -44,7 +44,7 @@ def prompt(study):
 def test_arms_share_no_memory_and_a_cache_written_by_a_continuation_fails_the_row(reference, prompt):
     live = recording.record_live(reference, prompt)
     recording.require_disjoint([live, recording.replica(live)])
-    with pytest.raises(RowFailure, match="storage of its own"):
+    with pytest.raises(RowFailure, match="separate storage"):
         recording.require_disjoint([live, live])
     recording.record_suffix(reference, live)
     with torch.inference_mode():

@@ -1,6 +1,6 @@
 """Everything that differs between transformers releases, found out in this one file.
 
-Releases known: 4.46 to 5.24. Where an interface tells what it takes, it is asked; only the attention path and the
+Releases known: 4.46 to 5.24. Where an interface shows what it takes, it is inspected; only the attention path and the
 spelling of from_pretrained's dtype go by the version number.
 """
 
@@ -30,7 +30,7 @@ transformers.utils.logging.set_verbosity_error()
 
 
 def release(version: str) -> tuple[int, int]:
-    """(major, minor) of a version text; InputError for a major that nobody has compared here."""
+    """(major, minor) of a version text; InputError for a major that was never compared here."""
     parts = version.split(".")
     if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
         raise refuse("transformers version", "MAJOR.MINOR...", version)

@@ -61,7 +61,7 @@ def test_a_changed_setting_is_missed_and_then_put_right(kind, dtype):
     before = in_force()
     TAMPER[kind]()
     if in_force() == before:
-        assert dtype == "bf16" and "cuDNN" in kind, "only cuDNN's TF32 is already as the tamperer wants it"
+        assert dtype == "bf16" and "cuDNN" in kind, "only cuDNN's TF32 is already as the change would set it"
         return
     with refused("process setting", "numeric contract"):
         contract.require_in_force()

@@ -1,6 +1,6 @@
 """Layers over several devices: the same bits, and every tensor where its layer is.
 
-A machine with one device can still tell places apart: torch's fake tensors carry a device (cpu:0, cpu:1) and no data,
+Places are distinguished on a machine with one device: torch's fake tensors carry a device (cpu:0, cpu:1) and no data,
 and an operation that mixes two of them fails, as it would on real ones. What they cannot show is a CUDA kernel's bits.
 """
 

@@ -297,7 +297,7 @@ def test_a_flipped_byte_in_a_partial_ledger_is_named_and_refused(small, alone, s
 
 
 def test_rows_of_another_run_and_rows_that_disagree_are_refused(small, alone, stopped):
-    """All are sealed, so that no digest can tell."""
+    """All are sealed, so that no digest shows it."""
     out, path = stopped
     good = path.read_bytes()
     row = json.loads(good.splitlines()[0])
@@ -382,7 +382,7 @@ def test_a_rank_under_another_contract_is_refused_by_name(small, tmp_path):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_bad_input_that_every_rank_finds_is_one_line(small, tmp_path, late):
-    """late: one fails at once; the others are slow to start and get SIGTERM before they know of the job."""
+    """late: one fails at once; the others are slow to start and get SIGTERM before they have joined the job."""
 
     def slow(rank):
         real = exits.require_sharded
