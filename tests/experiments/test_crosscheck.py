@@ -2,9 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,13 +12,13 @@ from tests.experiments.crosschecks import checked, run
 from tests.tiny import TASK
 
 
-def write_tasks(path: Path, count: int) -> Path:
+def write_tasks(path, count):
     rows = [{**TASK, "id": f"r{i}", "question": f"Which one is odd, {i}?", "answer": "C"} for i in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def run_matrix(directory: Path, tasks: Path, out: Path, *more: str) -> Path:
+def run_matrix(directory, tasks, out, *more):
     inputs = ["--dtype", "bf16", "--checkpoint", directory, "--tasks", tasks, "--out", out, "--threads", 1, "--quiet"]
     result = CliRunner().invoke(matrix.main, [str(a) for a in (*inputs, *more)])
     assert result.exit_code == 0, result.output
@@ -29,7 +26,7 @@ def run_matrix(directory: Path, tasks: Path, out: Path, *more: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> dict[str, Path]:
+def runs(tmp_path_factory, tiny_directory):
     """Three runs of the same two rows: plain, with everything saved, and under another kernel."""
     folder = tmp_path_factory.mktemp("runs")
     tasks = write_tasks(folder / "tasks.jsonl", 2)
@@ -41,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_directory: Path) -> dict
     }
 
 
-def test_saving_changes_no_byte_of_the_ledger(runs: dict[str, Path]) -> None:
+def test_saving_changes_no_byte_of_the_ledger(runs):
     assert (runs["plain"] / "rows.jsonl").read_bytes() == (runs["saved"] / "rows.jsonl").read_bytes()
     written = sorted(str(p.relative_to(runs["saved"])) for p in runs["saved"].rglob("*.safetensors"))
     names = [f"boundaries/r{i}-{arm}.safetensors" for i in (0, 1) for arm in ("live", "prefill")]
@@ -50,7 +47,7 @@ def test_saving_changes_no_byte_of_the_ledger(runs: dict[str, Path]) -> None:
     assert result.exit_code == 0 and "2 of 2 common rows equal" in result.stdout, result.output
 
 
-def test_a_run_under_another_kernel_is_explained_row_by_row(runs: dict[str, Path]) -> None:
+def test_a_run_under_another_kernel_is_explained_row_by_row(runs):
     report = checked(runs["plain"], runs["eager"], "--explain", 2)
     assert [row["equal"] for row in report["rows"]] == [False, False]
     for findings in report["findings"].values():
@@ -61,7 +58,7 @@ def test_a_run_under_another_kernel_is_explained_row_by_row(runs: dict[str, Path
     assert any(f["construction"] == "live" for found in report["findings"].values() for f in found)
 
 
-def test_a_changed_ledger_value_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_changed_ledger_value_is_named(runs, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(runs["plain"], copy)
     lines = (copy / "rows.jsonl").read_text().splitlines()
@@ -75,7 +72,7 @@ def test_a_changed_ledger_value_is_named(runs: dict[str, Path], tmp_path: Path) 
     assert report["rows"][1]["one_sided"] == ["index: A 1, B nothing"]
 
 
-def edited(run_directory: Path, copy: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
+def edited(run_directory, copy, change):
     """A copy whose manifest and first row are changed."""
     shutil.copytree(run_directory, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
@@ -88,8 +85,8 @@ def edited(run_directory: Path, copy: Path, change: Callable[[dict[str, Any], di
 
 
 @pytest.mark.parametrize("key", ["checkpoint", "caps", "visibility", "role_offset", "dtype", "prompt", "experiment"])
-def test_runs_of_different_things_are_refused(runs: dict[str, Path], tmp_path: Path, key: str) -> None:
-    def change(manifest: dict[str, Any], row: dict[str, Any]) -> None:
+def test_runs_of_different_things_are_refused(runs, tmp_path, key):
+    def change(manifest, row):
         if key == "dtype":
             manifest["numeric"][0]["dtype"] = "fp32"
         elif key == "prompt":
@@ -101,8 +98,8 @@ def test_runs_of_different_things_are_refused(runs: dict[str, Path], tmp_path: P
     assert result.exit_code == 2 and key in result.stderr and result.stderr.count("\n") == 1, result.output
 
 
-def test_live_prefixes_that_part_are_named_at_the_token(runs: dict[str, Path], tmp_path: Path) -> None:
-    def change(manifest: dict[str, Any], row: dict[str, Any]) -> None:
+def test_live_prefixes_that_part_are_named_at_the_token(runs, tmp_path):
+    def change(manifest, row):
         row["prefix"]["tokens"][-4] += 1
 
     copy = edited(runs["saved"], tmp_path / "copy", change)
@@ -111,7 +108,7 @@ def test_live_prefixes_that_part_are_named_at_the_token(runs: dict[str, Path], t
     assert f"the prefixes part at token {length - 4}: A " in row[0]["lines"][0]
 
 
-def test_a_row_more_on_one_side_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_row_more_on_one_side_is_said(runs, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(runs["plain"], copy)
     (copy / "rows.jsonl").write_text((copy / "rows.jsonl").read_text().splitlines()[0] + "\n")

@@ -1,33 +1,27 @@
 """One prefix, its genuine boundaries and traces, recorded once."""
 
-from pathlib import Path
-
 import pytest
 
 from cache import build_live
 from cache.storage import Provenance
-from decode import State
-from minimodel import Decoder
 from tests.conftest import numeric
 from tests.experiments.crosscheck.recordings import BUILD, record
 
 
 @pytest.fixture(scope="session")
-def state(tiny_directory: Path, bf16: Decoder, prompt: State) -> State:
+def state(tiny_directory, bf16, prompt):
     bf16.numeric.apply()
     return build_live(bf16, prompt).state
 
 
 @pytest.fixture(scope="session")
-def provenance(tiny_directory: Path) -> Provenance:
+def provenance(tiny_directory):
     numeric("bf16").apply()
     return Provenance.here(tiny_directory, numeric("bf16"))
 
 
 @pytest.fixture(scope="session")
-def genuine(
-    tmp_path_factory: pytest.TempPathFactory, bf16: Decoder, state: State, provenance: Provenance
-) -> dict[str, Path]:
+def genuine(tmp_path_factory, bf16, state, provenance):
     """Untampered files by construction and kind: "incremental trace", "prefill boundary", ..."""
     folder, files = tmp_path_factory.mktemp("genuine"), {}
     bf16.numeric.apply()

@@ -1,7 +1,5 @@
 """Two files that another attention kernel sets apart: the kernel is named as the cause."""
 
-from pathlib import Path
-
 import pytest
 
 from cache import build_incremental, build_live
@@ -15,7 +13,7 @@ from tests.experiments.crosscheck.recordings import record
 from tests.experiments.crosschecks import checked
 
 
-def test_another_attention_kernel(genuine: dict[str, Path], tiny_directory: Path, tmp_path: Path, state: State) -> None:
+def test_another_attention_kernel(genuine, tiny_directory, tmp_path, state):
     other = numeric("bf16", attention="eager")
     model = load_model(tiny_directory, other)
     files = record(tmp_path, model, state, state, "incremental", Provenance.here(tiny_directory, other))
@@ -31,7 +29,7 @@ def test_another_attention_kernel(genuine: dict[str, Path], tiny_directory: Path
     assert "incremental: B is equal under eager of ours" in report["findings"]["r"][0]["lines"]
 
 
-def test_packed_heads_on_the_demo_are_named_as_the_cause(tmp_path: Path) -> None:
+def test_packed_heads_on_the_demo_are_named_as_the_cause(tmp_path):
     """The kernels of two transformers releases, over a prefix long enough for their sums to differ."""
     directory, (task, *_) = DEMO / "primary", load_tasks(DEMO / "tasks.jsonl", 1)[0]
     models = [load_model(directory, numeric("bf16", kernels=name)) for name in ("repeat_kv", "packed_gqa")]

@@ -1,29 +1,17 @@
 """Cross-checking two files: equal where equal, and refused where they are not of one thing."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from cache import build_prefill
-from cache.storage import Provenance
-from decode import State
-from minimodel import Decoder
 from tests.experiments.crosscheck.recordings import BUILD, record
 from tests.experiments.crosschecks import run
 
 
 @pytest.mark.parametrize("construction", list(BUILD))
 @pytest.mark.parametrize("kind", ["boundary", "trace"])
-def test_two_computations_of_one_thing_are_equal(
-    genuine: dict[str, Path],
-    tmp_path: Path,
-    bf16: Decoder,
-    state: State,
-    provenance: Provenance,
-    construction: str,
-    kind: str,
-) -> None:
+def test_two_computations_of_one_thing_are_equal(genuine, tmp_path, bf16, state, provenance, construction, kind):
     again = record(tmp_path, bf16, state, state, construction, provenance)
     result = run(genuine[f"{construction} {kind}"], again[f"{construction} {kind}"])
     assert result.exit_code == 0 and result.output.splitlines()[-1].startswith("equal: "), result.output
@@ -31,9 +19,7 @@ def test_two_computations_of_one_thing_are_equal(
 
 
 @pytest.mark.parametrize("key", ["checkpoint", "contract", "tokens", "dtype"])
-def test_what_is_not_comparable_is_refused(
-    genuine: dict[str, Path], bf16: Decoder, tmp_path: Path, state: State, provenance: Provenance, key: str
-) -> None:
+def test_what_is_not_comparable_is_refused(genuine, bf16, tmp_path, state, provenance, key):
     boundary = build_prefill(bf16, state)
     if key == "checkpoint":
         provenance = replace(provenance, checkpoint={**provenance.checkpoint, "config.json": "0" * 64})
@@ -49,7 +35,7 @@ def test_what_is_not_comparable_is_refused(
     assert result.exit_code == 2 and key in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_bad_arguments_are_one_line(genuine: dict[str, Path], tmp_path: Path) -> None:
+def test_bad_arguments_are_one_line(genuine, tmp_path):
     boundary, trace = genuine["prefill boundary"], genuine["prefill trace"]
     for arguments in ([boundary, tmp_path], [boundary, trace], [tmp_path, tmp_path], [boundary, tmp_path / "none"]):
         result = run(*arguments)

@@ -1,17 +1,10 @@
 """Where one known thing is wrong in one of two files, exactly that thing is named."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
-from cache.kv import KVCache
-from cache.storage import Provenance
-from decode import State
-from minimodel import Decoder
 from minimodel.bits import bits
 from minimodel.roles import BRANCH_1, BRANCH_3, VISIBILITY
 from tests.experiments.crosscheck.recordings import BUILD, Tampered, altered, first, from_directory, record
@@ -19,18 +12,11 @@ from tests.experiments.crosschecks import checked
 
 
 @pytest.mark.parametrize("construction", list(BUILD))
-def test_one_flipped_bit_in_one_weight(
-    genuine: dict[str, Path],
-    tiny_directory: Path,
-    tmp_path: Path,
-    state: State,
-    provenance: Provenance,
-    construction: str,
-) -> None:
+def test_one_flipped_bit_in_one_weight(genuine, tiny_directory, tmp_path, state, provenance, construction):
     name = "model.layers.1.mlp.up_proj.weight"
     row = 0
 
-    def flip(directory: Path) -> None:
+    def flip(directory):
         nonlocal row
         weights = load_file(directory / "model.safetensors")
         row = int(weights[name].abs().argmax()) // weights[name].shape[1]
@@ -46,10 +32,8 @@ def test_one_flipped_bit_in_one_weight(
     assert (found["step"], found["layer"]) == ("layers.2.key", 2)
 
 
-def test_rope_base_ten_thousand(
-    genuine: dict[str, Path], tiny_directory: Path, tmp_path: Path, state: State, provenance: Provenance
-) -> None:
-    def change(directory: Path) -> None:
+def test_rope_base_ten_thousand(genuine, tiny_directory, tmp_path, state, provenance):
+    def change(directory):
         config = json.loads((directory / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps({**config, "rope_theta": 10000.0}))
 
@@ -60,10 +44,8 @@ def test_rope_base_ten_thousand(
 
 
 @pytest.mark.parametrize("construction", list(BUILD))
-def test_a_shifted_position(
-    genuine: dict[str, Path], bf16: Decoder, tmp_path: Path, state: State, provenance: Provenance, construction: str
-) -> None:
-    def shift(model: Decoder, ids: Any, roles: Any, positions: torch.Tensor, *rest: Any) -> torch.Tensor:
+def test_a_shifted_position(genuine, bf16, tmp_path, state, provenance, construction):
+    def shift(model, ids, roles, positions, *rest):
         return model(ids, roles, positions + (positions >= 7), *rest)
 
     files = record(tmp_path, Tampered(bf16, shift), state, state, construction, provenance)
@@ -73,10 +55,8 @@ def test_a_shifted_position(
     assert (found["step"], found["position"]) == ("layers.0.key", 7)
 
 
-def test_a_role_row_off_by_one(
-    genuine: dict[str, Path], tiny_directory: Path, tmp_path: Path, state: State, provenance: Provenance
-) -> None:
-    def change(directory: Path) -> None:
+def test_a_role_row_off_by_one(genuine, tiny_directory, tmp_path, state, provenance):
+    def change(directory):
         table = load_file(directory / "role_embedding.safetensors")["weight"]
         save_file({"weight": table.roll(1, 0).contiguous()}, directory / "role_embedding.safetensors")
 
@@ -86,18 +66,11 @@ def test_a_role_row_off_by_one(
 
 
 @pytest.mark.parametrize("construction", list(BUILD))
-def test_a_visibility_entry_flipped(
-    genuine: dict[str, Path],
-    tiny_directory: Path,
-    tmp_path: Path,
-    state: State,
-    provenance: Provenance,
-    construction: str,
-) -> None:
+def test_a_visibility_entry_flipped(genuine, tiny_directory, tmp_path, state, provenance, construction):
     table = [list(row) for row in VISIBILITY]
     table[BRANCH_3][BRANCH_1] = 1
 
-    def change(directory: Path) -> None:
+    def change(directory):
         contract = json.loads((directory / "contract.json").read_text())
         (directory / "contract.json").write_text(json.dumps({**contract, "visibility": table}))
 
@@ -108,14 +81,10 @@ def test_a_visibility_entry_flipped(
     assert any("functional state differs" in note for note in finding["notes"])
 
 
-def test_a_stale_cache_row(
-    genuine: dict[str, Path], bf16: Decoder, tmp_path: Path, state: State, provenance: Provenance
-) -> None:
+def test_a_stale_cache_row(genuine, bf16, tmp_path, state, provenance):
     layer, slot = 1, 9
 
-    def keep_old(
-        model: Decoder, ids: Any, roles: Any, positions: Any, mask: Any, cache: KVCache, *observers: Any
-    ) -> Any:
+    def keep_old(model, ids, roles, positions, mask, cache, *observers):
         hidden = model(ids, roles, positions, mask, cache, *observers)
         if len(cache) == slot + 1:
             cache.keys(layer)[:, :, slot] = cache.keys(layer)[:, :, slot - 1]

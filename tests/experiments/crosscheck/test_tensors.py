@@ -5,8 +5,8 @@ import torch
 from experiments.crosscheck.tensors import first_difference, ulp_distance
 
 
-def test_ulp_distance_and_values() -> None:
-    def one(value: float, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def test_ulp_distance_and_values():
+    def one(value, dtype=torch.bfloat16):
         return torch.tensor(value, dtype=dtype)
 
     assert ulp_distance(one(1.0), one(1.0078125)) == 1

@@ -1,18 +1,14 @@
 """Traces of two constructions or of the last slots are compared where both have them; their size is foreseen."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from cache import Boundary, build_prefill
 from cache.boundary import SCHEMA as BOUNDARY
-from cache.storage import Provenance, open_tensors
-from decode import State
+from cache.storage import open_tensors
 from experiments.run.saving import SCHEMA as TRACE
 from experiments.run.saving import Trace, require_room, slot_bytes
-from minimodel import Decoder
 from minimodel.bits import bits
 from tests.experiments.crosscheck.recordings import BUILD
 from tests.experiments.crosschecks import checked, run
@@ -21,7 +17,7 @@ from tests.helpers import refused
 FILES = ("boundary", "trace")
 
 
-def test_live_and_prefill_traces_have_the_same_names_and_can_be_compared(genuine: dict[str, Path]) -> None:
+def test_live_and_prefill_traces_have_the_same_names_and_can_be_compared(genuine):
     report = checked(genuine["incremental trace"], genuine["prefill trace"])
     (finding,) = report["findings"]["r"]
     assert finding["construction"] == "incremental against prefill"
@@ -30,8 +26,8 @@ def test_live_and_prefill_traces_have_the_same_names_and_can_be_compared(genuine
 
 @pytest.mark.parametrize("construction", list(BUILD))
 def test_a_trace_of_the_last_slots_is_compared_where_both_have_them(
-    genuine: dict[str, Path], bf16: Decoder, tmp_path: Path, state: State, provenance: Provenance, construction: str
-) -> None:
+    genuine, bf16, tmp_path, state, provenance, construction
+):
     whole, last = genuine[f"{construction} trace"], Trace(last=5)
     boundary = BUILD[construction](bf16, state, observe=last.observe)
     last.save(tmp_path / "last.safetensors", boundary, provenance, "r")
@@ -43,7 +39,7 @@ def test_a_trace_of_the_last_slots_is_compared_where_both_have_them(
     assert torch.equal(bits(kept.tensor("layers.1.mlp.product")), bits(other.contiguous()))
 
 
-def test_the_size_of_a_trace_is_foreseen(genuine: dict[str, Path], bf16: Decoder, state: State) -> None:
+def test_the_size_of_a_trace_is_foreseen(genuine, bf16, state):
     sizes = {name: tensor.nbytes for name, tensor in load_file(genuine["prefill trace"]).items()}
     assert slot_bytes(bf16.config, "bf16") * len(state) == sum(sizes.values()) - sizes["logits"]
     require_room(bf16.config, "bf16", 1000)
@@ -61,8 +57,8 @@ def test_the_size_of_a_trace_is_foreseen(genuine: dict[str, Path], bf16: Decoder
     ],
 )
 def test_a_prefill_of_several_calls_says_so_in_both_files(
-    bf16: Decoder, tmp_path: Path, state: State, provenance: Provenance, chunk: int, construction: str, calls: str
-) -> None:
+    bf16, tmp_path, state, provenance, chunk, construction, calls
+):
     """Also where the trace kept the last slots alone: the last call of several may be a single token."""
     for last in (None, 1):
         trace = Trace(last)
