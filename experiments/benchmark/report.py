@@ -1,7 +1,6 @@
 """Writes benchmark.json and the report: tables and drawings from that object alone."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,14 +153,15 @@ def _times(spread: dict[str, Any] | None) -> str:
 
 def batch_figure(document: dict[str, Any]) -> Figure:
     """Returns throughput against the number of rows decoded together, a line per series."""
-    columns = [
-        (name, {size: f"{cell['tokens_per_second']:.4g}" for size, cell in cells.items()})
+    series = [
+        (name, [(int(size), cell["tokens_per_second"]) for size, cell in cells.items()])
         for name, cells in document["batch"]["series"].items()
     ]
+    columns = [(name, {str(size): f"{speed:.4g}" for size, speed in points}) for name, points in series]
     data = column_table("Throughput, tokens/s", "rows together", columns)
     caption = "Throughput against the number of rows decoded together."
     names = ("rows decoded together", "tokens/s of all rows")
-    return Figure("batch", caption, data, lambda: line_chart(data, names))
+    return line_chart("batch", caption, data, series, names)
 
 
 def growth_figures(document: dict[str, Any]) -> list[Figure]:
@@ -177,6 +177,6 @@ def growth_figures(document: dict[str, Any]) -> list[Figure]:
     ):
         lines = [[str(end), *(f"{each[at]:.3g}" for each in curves.values())] for at, end in enumerate(growth["ends"])]
         data = table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
-        draw = partial(line_chart, data, ("tokens in the cache", unit))
-        figures.append(Figure(name, caption, data, draw))
+        series = [(label, list(zip(growth["ends"], curve))) for label, curve in curves.items()]
+        figures.append(line_chart(name, caption, data, series, ("tokens in the cache", unit)))
     return figures

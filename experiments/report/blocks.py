@@ -57,7 +57,7 @@ class Figure:
     name: str  # of the drawing's file
     caption: str
     data: Table
-    draw: Callable[[], str]  # returns the inline <svg> element
+    draw: Callable[[], str]  # returns the inline <svg> element; "" for a chart where matplotlib is missing
     wide: bool = False  # over the whole width of the page
 
     @cached_property

@@ -1,16 +1,23 @@
-"""Drawings and charts as SVG: marks with intervals, histograms, lines, grids of cells.
+"""Drawings as SVG, and charts by matplotlib, the extra `plots`.
 
 Colours are the variables of PALETTE, so that a drawing within a page follows it into dark mode and print. Series differ
-by marker and line as well as by colour.
+by marker and line as well as by colour. A chart is drawn over matplotlib's defaults: no matplotlibrc, backend or
+setting of a caller changes it, and the same numbers give the same bytes.
 """
 
 import html
+import io
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
-from experiments.report.blocks import Table, visible
+from experiments.report.blocks import Figure, Table, visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # name: (light, dark); a page has each as the variable --NAME
 PALETTE: dict[str, tuple[str, str]] = {
@@ -33,7 +40,6 @@ VARIABLES = f"""\
 @media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
 @media print {{ :root {{ color-scheme: light; {_LIGHT} }} }}
 """
-WIDTH = 440  # of a chart
 Point = tuple[float, float]
 
 
@@ -107,142 +113,179 @@ def short(text: str, length: int = 48) -> str:
     return text if len(text) <= length else f"{text[: half - 1]}…{text[-half:]}"
 
 
-class Scale(NamedTuple):
-    """Where a value lies between the ends of an axis, from 0 to 1, and the axis's labelled values."""
+WIDTH = 6.1  # inches of a chart, each of 72 units
+LIGHT = {name: light for name, (light, _) in PALETTE.items()}  # replaced by the variables in the SVG
+NO_MARK = (math.nan, math.nan, math.nan)
+LOOKS = [LIGHT[name] for name in SERIES]
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: it can be read, searched and scaled
+    "text.parse_math": False,  # run names are data
+    "font.size": 11.5,
+    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib: the layout is the same on every machine
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["line"],
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), "none"),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), LIGHT["ink"]),
+    "axes.edgecolor": LIGHT["muted"],
+    "axes.prop_cycle": f"cycler(color={LOOKS * 2}, markerfacecolor={LOOKS + [LIGHT['page']] * 4}, "
+    f"marker={list('osD^' * 2)}, linestyle={['-', '--'] * 4})",
+}
+Series = Sequence[tuple[str, Sequence[Any]]]  # (label, values)
+Names = tuple[str, str]  # of the axes x and y
+Draw = Callable[["Axes"], None]
 
-    place: Callable[[float], float]
-    ticks: Sequence[tuple[float, str]]
+
+def missing() -> str:
+    """Loads matplotlib, without the user's settings: it refuses some. Returns why it cannot be loaded, or ""."""
+    try:
+        with patch.dict(os.environ, MATPLOTLIBRC=os.devnull, MPLBACKEND="svg"):
+            import matplotlib
+            import matplotlib.backends.backend_svg  # noqa: F401
+    except Exception as error:  # whatever a broken installation raises
+        if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
+            return "matplotlib is not installed; install it with: pip install 'stage-replay[plots]'"
+        return f"matplotlib cannot be loaded: {visible(f'{type(error).__name__}: {error}')}"
+    return ""
 
 
-def linear(low: float, high: float) -> Scale:
-    """Returns a scale with at most seven round ticks; at whole numbers if its ends are int."""
-    least = 0 if isinstance(low, int) and isinstance(high, int) else -9
-    step = next(w * 10**k for k in range(least, 12) for w in (1, 2, 5) if high - low <= 6 * w * 10**k)
-    ticks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return Scale(lambda value: (value - low) / (high - low), [(tick, f"{tick:.6g}") for tick in ticks])
+def _chart(name: str, caption: str, data: Table, height: float, names: Names, draw: Draw) -> Figure:
+    """A figure that `draw` draws on axes about `height` inches high, below a legend of its labelled series."""
+
+    def drawn() -> str:
+        import matplotlib.figure
+
+        buffer = io.StringIO()
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update({**SETTINGS, "svg.hashsalt": name})  # the salt makes ids unique within a page
+            canvas = matplotlib.figure.Figure(layout="constrained")
+            axes = canvas.add_subplot(xlabel=names[0], ylabel=names[1])
+            draw(axes)
+            handles, labels = axes.get_legend_handles_labels()
+            if labels:
+                canvas.legend(handles, [short(label) for label in labels], loc="outside upper left")
+            canvas.set_size_inches(WIDTH, height + 0.7 + 0.25 * len(labels))
+            canvas.savefig(buffer, format="svg")
+        return _inline(buffer.getvalue())
+
+    return Figure(name, caption, data, lambda: "" if missing() else drawn())
 
 
-def logarithmic(values: Sequence[float], zero: str) -> Scale:
-    """Returns a scale over the decades of the positive values; where some are 0, its low end is 0, labelled `zero`."""
+def _inline(text: str) -> str:
+    """matplotlib's SVG file as an element of a page: without size and namespaces, in the page's colours and font."""
+    text = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'<svg\b[^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1)
+    used = set(re.findall(r"#([\w.-]+)", text))  # markers and clip paths; other ids would stand twice in a page
+    text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
+    text = re.sub(r"'DejaVu Sans'(, sans-serif)?", "system-ui, sans-serif", text.replace("xlink:href", "href"))
+    for variable, light in LIGHT.items():
+        text = text.replace(light, f"var(--{variable})")
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def _log_axis(axes: "Axes", axis: str, values: Sequence[float], zero: str) -> Point:
+    """Makes an axis logarithmic and returns the powers of ten around the positive values; where some are 0, 0 has a
+    tick below them, labelled `zero`."""
     logs = [math.log10(value) for value in values if value > 0] or [-8.0]
-    low, gap = math.floor(min(logs)), 0.12 if 0 in values else 0.0
-    high = max(math.ceil(max(logs)), low + 1)
-    ticks = [(0.0, zero)] * bool(gap) + [(10.0**k, f"{10.0**k:g}") for k in range(low, high + 1)]
-    return Scale(lambda v: gap + (1 - gap) * (math.log10(v) - low) / (high - low) if v > 0 else 0.0, ticks)
+    low, decades = 10.0 ** math.floor(min(logs)), max(math.ceil(max(logs)) - math.floor(min(logs)), 1)
+    high = low * 10.0**decades
+    getattr(axes, f"set_{axis}scale")("symlog", linthresh=low, linscale=0.3 + 0.12 * decades)
+    getattr(axes, f"set_{axis}lim")(-0.3 * low if 0 in values else 0.8 * low, 1.3 * high)
+    getattr(axes, f"{axis}axis").set_major_formatter(lambda value, _: f"{value:g}" if value else zero)
+    return low, high
 
 
-def named(labels: Sequence[object], downwards: bool = False) -> Scale:
-    """Returns a scale on which value k is the middle of part k of equal parts; across, at most 14 have labels."""
-    n, step = len(labels), 1 if downwards else 1 + len(labels) // 15
-    ticks = [(k, short(str(label), 40)) for k, label in enumerate(labels)][::step]
-    return Scale(lambda k: 1 - (k + 0.5) / n if downwards else (k + 0.5) / n, ticks)
+def _name_rows(axes: "Axes", data: Table) -> None:
+    """Labels the rows, the first on top, by the first cells of the table's rows."""
+    axes.set_yticks(range(len(data.rows)), [short(str(row[0]), 40) for row in data.rows])
+    axes.set_ylim(len(data.rows) - 0.5, -0.5)
+    axes.spines[:].set_visible(False)
 
 
-class Chart(Drawing):
-    """A plot area with a grid, tick labels, the names of its axes and a legend above it."""
+def dots(name: str, caption: str, data: Table, series: Series, axis_name: str, limits: Point) -> Figure:
+    """Returns a chart of a (value, low, high) per series and row of the table: a mark with its interval. NO_MARK leaves
+    the mark out, and bounds that are nan the interval."""
+    step = min(0.25, 0.7 / len(series))
 
-    def __init__(self, x: Scale, y: Scale, names: tuple[str, str], legend: Sequence[object] = (), height: float = 190):
-        self.top = 10 + 18 * len(legend) + 20 * bool(names[1])
-        super().__init__(WIDTH, self.top + height + 42)
-        self.scales, self.bottom, self.right = (x, y), self.top + height, WIDTH - 14.0
-        self.left = 14 + 6 * max(len(label) for _, label in y.ticks)
-        for index, label in enumerate(legend):
-            self.mark(index, 10, 10 + 18 * index)
-            self.text(22, 14 + 18 * index, short(str(label)))
-        self.text(0, self.top - 9, names[1], fill="muted")
-        self.text((self.left + self.right) / 2, self.height - 6, names[0], fill="muted", anchor="middle")
-        for value, label in x.ticks:
-            self.line([(self.x(value), self.top), (self.x(value), self.bottom)], "line", 0.7)
-            self.text(self.x(value), self.bottom + 16, label, anchor="middle")
-        for value, label in y.ticks:
-            self.line([(self.left, self.y(value)), (self.right, self.y(value))], "line", 0.7)
-            self.text(self.left - 7, self.y(value) + 4, label, anchor="end")
+    def draw(axes: "Axes") -> None:
+        for index, (label, marks) in enumerate(series):
+            places = [row + (index - (len(series) - 1) / 2) * step for row in range(len(marks))]
+            values, lows, highs = zip(*marks)
+            [line] = axes.plot(values, places, linestyle="none", label=label)
+            axes.hlines(places, lows, highs, color=line.get_color(), linewidth=2.2)
+        _name_rows(axes, data)
+        axes.set_xlim(limits)
 
-    def x(self, value: float) -> float:
-        return self.left + self.scales[0].place(value) * (self.right - self.left)
-
-    def y(self, value: float) -> float:
-        return self.bottom - self.scales[1].place(value) * (self.bottom - self.top)
-
-    def mark(self, index: int, x: float, y: float) -> None:
-        """Adds the marker of series `index`: a disc, square, diamond or triangle, hollow from the fifth series on."""
-        corners, turn = ((24, 0), (4, math.pi / 4), (4, 0), (3, -math.pi / 2))[index % 4]
-        angles = [turn + 2 * math.pi * k / corners for k in range(corners)]
-        points = [(x + 4.5 * math.cos(a), y + 4.5 * math.sin(a)) for a in angles]
-        self.polygon(points, "page" if index % 8 > 3 else SERIES[index % 4], stroke=SERIES[index % 4])
+    return _chart(name, caption, data, len(data.rows) * (0.2 + 0.16 * len(series)), (axis_name, ""), draw)
 
 
-# The charts below draw what a table says: one mark, bar, point or cell per cell, by the numbers in its text.
+def histogram(name: str, caption: str, data: Table, series: Series, edges: Sequence[int], axis_name: str) -> Figure:
+    """Returns a chart of how many values of each series lie in each bin."""
+
+    def draw(axes: "Axes") -> None:
+        labels, values = zip(*series)
+        axes.hist(values, bins=edges, label=labels, rwidth=0.85)
+        axes.locator_params(integer=True)
+
+    return _chart(name, caption, data, 2.3, (axis_name, "rows"), draw)
 
 
-def numbers(cell: object) -> list[float]:
-    """Returns the numbers in a cell's text."""
-    return [float(one) for one in re.findall(r"[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?", str(cell))]
-
-
-def dots(data: Table, axis: str, x: Scale) -> str:
-    """Returns a mark with its interval per cell such as '2/6 = 33.3 % [9.7, 70.0]' or '+1.0 points, no interval'."""
-    pattern = re.compile(r"(\S+) (?:%|points)(?:(?:, 95 %)? \[(.*)\])?")
-    columns = [[pattern.search(str(cell)) for cell in column] for column in zip(*data.rows)]
-    series = [(name, column) for name, column in list(zip(data.header, columns))[1:] if any(column)]
-    step, height = min(0.25, 0.7 / max(len(series), 1)), len(data.rows) * (14 + 12 * len(series))
-    rows = named([row[0] for row in data.rows], downwards=True)
-    chart = Chart(x, rows, (axis, ""), [name for name, _ in series], height)
-    for index, (_, column) in enumerate(series):
-        for place, found in enumerate(column):
-            if found:
-                y = chart.y(place + (index - (len(series) - 1) / 2) * step)
-                chart.line([(chart.x(bound), y) for bound in numbers(found[2] or "")], SERIES[index % 4], 2.2)
-                chart.mark(index, chart.x(float(found[1])), y)
-    return chart.svg()
-
-
-def histogram(data: Table, axis: str) -> str:
-    """Returns a bar per count; the rows are bins such as '5 to 9', evenly spaced."""
-    bins = [numbers(row[0]) for row in data.rows]
-    counts = [[int(str(cell)) for cell in row[1:]] for row in data.rows]
-    across = linear(int(bins[0][0]), int(bins[-1][1]) + 1)
-    chart = Chart(across, linear(0, max(map(max, counts))), (axis, "rows"), data.header[1:])
-    width = 0.85 * (chart.right - chart.left) / len(bins) / len(counts[0])
-    for (edge, _), row in zip(bins, counts):
-        for index, count in enumerate(row):
-            left, top = chart.x(edge) + width * (index + 0.09 * len(row)), chart.y(count)
-            chart.rect(left, top, width, chart.bottom - top, SERIES[index % 4])
-    return chart.svg()
-
-
-def lines(data: Table, axis_names: tuple[str, str], zero: str = "") -> str:
-    """Returns a line per column over the first column, of whole numbers or of words. An empty cell has no point.
+def lines(name: str, caption: str, data: Table, series: Series, names: Names, zero: str = "") -> Figure:
+    """Returns a chart of a line per series of points (x, y); x are whole numbers or words, and y None is no point.
 
     zero: makes y logarithmic, and labels 0 on it; without it both axes start at 0.
     """
-    first, *columns = zip(*data.rows)
-    words = not all(str(cell).isdecimal() for cell in first)
-    places = [k if words else int(str(cell)) for k, cell in enumerate(first)]
-    series = [[(place, numbers(cell)[0]) for place, cell in zip(places, c) if numbers(cell)] for c in columns]
-    heights = [y for points in series for _, y in points]
-    across, up = named(first) if words else linear(0, max(places)), linear(0, 1.05 * max(heights))
-    chart = Chart(across, logarithmic(heights, zero) if zero else up, axis_names, data.header[1:])
-    for index, points in enumerate(series):
-        drawn = [(chart.x(x), chart.y(y)) for x, y in points]
-        chart.line(drawn, SERIES[index % 4], 1.8, "6 3" if index % 2 else "")
-        for x, y in drawn:
-            chart.mark(index, x, y)
-    return chart.svg()
+
+    def draw(axes: "Axes") -> None:
+        for label, points in series:
+            axes.plot(*zip(*points), label=label)
+        flat = [point for _, points in series for point in points]
+        if not any(isinstance(x, str) for x, _ in flat):
+            axes.locator_params(axis="x", integer=True)
+        if zero:
+            _log_axis(axes, "y", [y for _, y in flat if y is not None], zero)
+        else:
+            axes.set(xlim=(0, None), ylim=(0, None))
+
+    return _chart(name, caption, data, 2.3, names, draw)
 
 
-def cells(data: Table, axis_names: tuple[str, str]) -> str:
-    """Returns the table's cells, the darker, the larger the share that a count has of 'count/n' or of its row."""
-    depth, rows = 30, named([row[0] for row in data.rows], downwards=True)
-    chart = Chart(named(data.header[1:]), rows, axis_names, height=depth * len(data.rows))
-    width = (chart.right - chart.left) / len(data.header[1:])
-    for y, row in enumerate(data.rows):
-        total = sum(numbers(cell)[0] for cell in row[1:] if numbers(cell)) or 1
-        for x, found in enumerate(map(numbers, row[1:])):
-            if found:
-                left, top = chart.x(x) - width / 2, chart.y(y) - depth / 2
-                share = found[0] / (found[1] if len(found) > 1 else total)
-                chart.rect(left + 1, top + 1, width - 2, depth - 2, "first", fill_opacity=0.06 + 0.6 * share)
-                if len(row) <= 15:
-                    chart.text(chart.x(x), chart.y(y) + 4, f"{found[0]:g}", anchor="middle")
-    return chart.svg()
+def cells(name: str, caption: str, data: Table, found: Sequence[Sequence[Point | None]], axis_name: str) -> Figure:
+    """Returns a chart of a (count, share) per cell of the table, the darker, the larger the share; None is no cell."""
+    columns, step = data.header[1:], 1 + len(data.header) // 16
+
+    def draw(axes: "Axes") -> None:
+        from matplotlib.colors import LinearSegmentedColormap
+
+        ramp = LinearSegmentedColormap.from_list("share", [(LIGHT["first"], 0.06), (LIGHT["first"], 0.66)])
+        shares = [[math.nan if cell is None else cell[1] for cell in row] for row in found]
+        corners = ([k - 0.5 for k in range(n + 1)] for n in (len(columns), len(found)))
+        axes.pcolormesh(*corners, shares, cmap=ramp, vmin=0, vmax=1, edgecolors=LIGHT["page"], linewidth=2)
+        for y, row in enumerate(found if step == 1 else ()):
+            for x, cell in enumerate(row):
+                axes.text(x, y, "" if cell is None else f"{cell[0]:g}", ha="center", va="center")
+        _name_rows(axes, data)
+        axes.set_xticks(range(0, len(columns), step), [short(str(one), 40) for one in columns[::step]])
+        axes.grid(visible=False)
+
+    return _chart(name, caption, data, 0.4 * len(data.rows), (axis_name, ""), draw)
+
+
+def scatter(name: str, caption: str, data: Table, series: Series, names: Names, level: tuple[str, float]) -> Figure:
+    """Returns a chart of a mark per point (x, y) over logarithmic axes, shaded where y is less than x, with a labelled
+    line at one y; y 0 is a tie."""
+
+    def draw(axes: "Axes") -> None:
+        for label, points in series:
+            axes.plot(*zip(*points), linestyle="none", label=label)
+        flat = [point for _, points in series for point in points]
+        ends = _log_axis(axes, "x", [x for x, _ in flat], "0")
+        _log_axis(axes, "y", [level[1], *(y for _, y in flat)], "tie")
+        axes.fill_between(ends, ends, axes.get_ylim()[0], color=LIGHT["muted"], alpha=0.15, linewidth=0)
+        axes.plot(ends, ends, color=LIGHT["muted"], linestyle="--", marker="", linewidth=1.2)
+        axes.axhline(level[1], color=LIGHT["ink"], linestyle=":", linewidth=1, label=level[0])
+
+    return _chart(name, caption, data, 2.8, names, draw)

@@ -3,11 +3,14 @@
 No statistic is computed here beyond medians and counts of the ledger's values.
 """
 
+import itertools
+import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from experiments.report.blocks import Block, Figure, Table, column_table, table
-from experiments.report.charts import Chart, cells, dots, histogram, linear, lines, logarithmic
+from experiments.report.charts import NO_MARK, cells, dots, histogram, lines, scatter
 from experiments.report.runs import CONSTRUCTIONS, TRANSPLANTS, ArmPair, Pair, Run, follows, pairs
 from experiments.report.values import change, number, rate, scalar, words
 from experiments.run.ledger import row_key
@@ -30,27 +33,38 @@ def pair_blocks(name: str, runs: Sequence[Run]) -> list[Block]:
 def rates_figure(name: str, pairs: Sequence[Pair]) -> Figure:
     """Returns disagreement rates with their Wilson 95 % intervals, a series per pair."""
     keys = [f"{key}_disagreement" for key in ("suffix", "merge", "answer", "correctness")]
+    keys = [key for key in keys if any(key in pair.summary for pair in pairs)]
     columns = [(pair.label, {words(k): rate(pair.summary[k]) for k in keys if k in pair.summary}) for pair in pairs]
     data = column_table("Disagreement of the two arms", "endpoint", columns, "not scored")
     caption = "Share of rows on which the two constructions disagree, with Wilson 95 % intervals."
-    return Figure(name, caption, data, lambda: dots(data, "rows that disagree, %", linear(-2, 102)))
+    series = [(pair.label, [_percent(pair.summary.get(key)) for key in keys]) for pair in pairs]
+    return dots(name, caption, data, series, "rows that disagree, %", (-2, 102))
+
+
+def _percent(block: dict[str, Any] | None) -> tuple[float, ...]:
+    """A rate and its interval."""
+    if block is None or block["rate"] is None:
+        return NO_MARK
+    return tuple(100 * value for value in (block["rate"], *block["wilson_95"]))
 
 
 def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure:
     """Returns the paired accuracy difference with its bootstrap interval, a line per pair."""
-    rows, reach = [], 5.0
+    rows, marks = [], []
     for pair in pairs:
         block = pair.summary["accuracy"]
         counts = [f"{arm} {block[arm]['correct']}/{block[arm]['n']}" for arm in pair.arms]
         rows.append([pair.label, *counts, change(block)])
-        reach = max([reach, *map(abs, block["bootstrap_95"] or [])])
+        points, bounds = block["difference_points"], None if block.get("bootstrap_note") else block["bootstrap_95"]
+        marks.append(NO_MARK if points is None else (points, *(bounds or NO_MARK[1:])))
     caption = (
         "Paired accuracy difference with its bootstrap 95 % interval. A dot without a bar has no interval: every row "
         "has the same difference. Zero with few discordant rows does not establish that the constructions are equal."
     )
     data = table("Accuracy of the two arms", ["run", "first arm", "second arm", "paired difference"], rows)
     axis = "accuracy, second arm minus first, points"
-    return Figure(name, caption, data, lambda: dots(data, axis, linear(-1.1 * reach, 1.1 * reach)))
+    reach = max([5.0, *(abs(value) for mark in marks for value in mark if not math.isnan(value))])
+    return dots(name, caption, data, [("", marks)], axis, (-1.1 * reach, 1.1 * reach))
 
 
 def divergence_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
@@ -60,31 +74,33 @@ def divergence_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
     if largest < 0:
         return None
     width = next(w for k in range(9) for w in (10**k, 2 * 10**k, 5 * 10**k) if largest < 24 * w)  # at most 24 bins
-    columns = []
-    for label, indices in ((label, indices) for label, indices in found if indices):
-        bins = [(a, a + width - 1) for a in range(0, largest + 1, width)]
-        columns.append((label, {f"{a} to {b}": str(sum(a <= index <= b for index in indices)) for a, b in bins}))
+    edges = list(range(0, largest + width + 1, width))
+    bins = list(itertools.pairwise(edges))
+    series, columns = [(label, indices) for label, indices in found if indices], []
+    for label, indices in series:
+        columns.append((label, {f"{a} to {b - 1}": str(sum(a <= i < b for i in indices)) for a, b in bins}))
     quiet = ", ".join(label for label, indices in found if not indices)
     caption = "Where the suffixes of the two constructions first differ."
     caption += f" No row diverges in {quiet}." if quiet else ""
     data = column_table("Rows by first differing token", "token", columns)
-    return Figure(name, caption, data, lambda: histogram(data, "first differing token after the boundary"))
+    return histogram(name, caption, data, series, edges, "first differing token after the boundary")
 
 
 def drift_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
     """Returns the median relative L2 of K and of V by layer; None where every layer is bit-exact."""
-    columns = []
-    for pair, tensor in ((pair, tensor) for pair in pairs for tensor in ("key", "value")):
-        column = {}
+    series = []
+    for pair, tensor in itertools.product(pairs, ("key", "value")):
+        points = []
         for k, layer in enumerate(zip(*(one.entry["cache"]["layers"] for one in pair.rows))):
             drift = [one[tensor]["relative_l2"] for one in layer]
-            column[str(k)] = number(statistics.median([value for value in drift if value is not None] or [0.0]))
-        columns.append((f"{pair.label}, {tensor[0].upper()}", column))
-    if not any(any(map(float, column.values())) for _, column in columns):
+            points.append((k, statistics.median([value for value in drift if value is not None] or [0.0])))
+        series.append((f"{pair.label}, {tensor[0].upper()}", points))
+    if not any(drift for _, points in series for _, drift in points):
         return None
+    columns = [(label, {str(k): number(drift) for k, drift in points}) for label, points in series]
     caption = "Drift of the boundary cache by layer, keys (K) and values (V), median over rows; exact means equal bits."
     data = column_table("Median relative L2 by layer", "layer", columns)
-    return Figure(name, caption, data, lambda: lines(data, ("layer", "relative L2, median"), "exact"))
+    return lines(name, caption, data, series, ("layer", "relative L2, median"), "exact")
 
 
 def transplant_figure(name: str, run: Run) -> Figure | None:
@@ -95,16 +111,18 @@ def transplant_figure(name: str, run: Run) -> Figure | None:
     if not divergent:
         return None
     sides = (*CONSTRUCTIONS, "neither")
-    states = []
+    states, found = [], []
     for arm, (donor, recipient) in TRANSPLANTS.items():
-        found = [follows(arms, arm) for arms in divergent]
-        states.append([f"{recipient} recipient, {donor} cache", *(str(found.count(side)) for side in sides)])
+        followed = [follows(arms, arm) for arms in divergent]
+        counts = [followed.count(side) for side in sides]
+        states.append([f"{recipient} recipient, {donor} cache", *map(str, counts)])
+        found.append([(count, count / len(divergent)) for count in counts])
     caption = (
         f"{run.name}: whose suffix each of the {len(divergent)} divergent rows follows. Where the cache carries the "
         "trajectory, a state's suffixes are those of its cache."
     )
     data = table("Rows by the suffix they follow", ["state", *sides], states)
-    return Figure(name, caption, data, lambda: cells(data, ("suffix that is followed", "")))
+    return cells(name, caption, data, found, "suffix that is followed")
 
 
 def why_blocks(name: str, pair: Pair) -> list[Block]:
@@ -137,22 +155,6 @@ def _why_figure(name: str, pair: Pair, found: Sequence[ArmPair], free: Sequence[
     """Margin over drift, one mark per row and arm; the diagonal separates what the drift can turn from the rest."""
     points = [[(one.drift, m) for one in found if (m := one.margins[k]) is not None] for k in (0, 1)]
     flat = [point for arm in points for point in arm]
-    middle = statistics.median(free)
-
-    def draw() -> str:
-        x, y = logarithmic([drift for drift, _ in flat], "0"), logarithmic([middle, *(m for _, m in flat)], "tie")
-        chart = Chart(x, y, ("largest difference of the boundary logits", "margin at the divergence"), pair.arms, 210)
-        ends = [(chart.x(v), min(max(chart.y(v), chart.top), chart.bottom)) for v, _ in x.ticks if v]
-        chart.polygon([(ends[0][0], chart.bottom), *ends, (ends[-1][0], chart.bottom)], "muted", fill_opacity=0.15)
-        chart.line(ends, "muted", 1.2, "6 3")
-        if middle:
-            chart.line([(chart.left, chart.y(middle)), (chart.right, chart.y(middle))], "ink", 1, "2 3")
-            chart.text(chart.right, chart.y(middle) - 4, "median of all free choices", fill="muted", anchor="end")
-        for index, arm in enumerate(points):
-            for drift, margin in arm:
-                chart.mark(index, chart.x(drift), chart.y(margin))
-        return chart.svg()
-
     shaded = f"{sum(margin <= drift for drift, margin in flat)} of {len(flat)} marks"
     caption = (
         f"{pair.label}: each arm's margin at the first divergence over the largest difference of the two boundary "
@@ -168,4 +170,6 @@ def _why_figure(name: str, pair: Pair, found: Sequence[ArmPair], free: Sequence[
         drift = [number(one.entry["logits"]["mean_abs"]), number(one.drift)]
         rows.append([row_key(one.row), str(one.first), *margins, *ulps, *drift, str(one.before)])
     data = table(f"Margins where suffixes part, {pair.label}", [*header, "choices as close before"], rows)
-    return Figure(name, caption, data, draw)
+    names = ("largest difference of the boundary logits", "margin at the divergence")
+    level = ("median of all free choices", statistics.median(free))
+    return scatter(name, caption, data, list(zip(pair.arms, points)), names, level)

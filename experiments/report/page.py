@@ -17,7 +17,7 @@ from string import Template
 
 from experiments.report import blocks as kinds
 from experiments.report.blocks import Block, Cell, Link, Report, RowEntry, visible
-from experiments.report.charts import VARIABLES, standalone
+from experiments.report.charts import VARIABLES, missing, standalone
 from experiments.report.plain import FIGURES, render_markdown
 from experiments.run.ledger import write_whole
 
@@ -33,8 +33,11 @@ POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{DI
 
 def write_report(report: Report, out: Path) -> Path:
     """Writes report.md, its drawings under figures/, report.html and its row files; returns the page's path."""
+    drawn = {f"{FIGURES}/{figure.name}.svg": figure.svg for figure in _figures(report.blocks)}
+    if not all(drawn.values()):
+        report = report._replace(blocks=(kinds.Alert(f"No charts: {missing()}.", "Note"), *report.blocks))
     page, files = render_html(report)
-    files |= {f"{FIGURES}/{figure.name}.svg": standalone(figure.svg) for figure in _figures(report.blocks)}
+    files |= {name: standalone(svg) for name, svg in drawn.items() if svg}
     for name, text in {**files, "report.md": render_markdown(report), "report.html": page}.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(out / name, text)

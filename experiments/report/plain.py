@@ -32,7 +32,7 @@ def _markdown(block: Block, level: int, drawings: bool) -> str:
         case kinds.Table():
             return "" if block.folded else markdown_table(block)
         case kinds.Figure(name, caption, data):
-            image = f"![{_escaped(block.alternative)}]({FIGURES}/{name}.svg)\n\n" if drawings else ""
+            image = f"![{_escaped(block.alternative)}]({FIGURES}/{name}.svg)\n\n" if drawings and block.svg else ""
             return f"{image}{_escaped(caption)}\n\n{markdown_table(data)}"
         case kinds.Passages(caption, passages):
             lines = [[one.label, "".join(span.text for span in one.spans)] for one in passages]

@@ -284,18 +284,19 @@ def _verdicts(run: Run) -> Table:
 
 def chunks_figure(name: str, chunks: dict[str, dict[str, Any]]) -> Figure:
     """Returns the drift of prefill in calls of c tokens against incremental, one line per cell."""
-    columns = []
+    columns, series = [], []
     for cell, curve in chunks.items():
         shown = {size: f"({one['exact_rows']}/{one['rows']} exact)" for size, one in curve.items()}
         drift = {size: number(one["relative_l2_median"]) for size, one in curve.items()}
         columns.append((cell, {words(size): f"{drift[size]} {shown[size]}" for size in curve}))
+        series.append((cell, [(words(size), one["relative_l2_median"]) for size, one in curve.items()]))
     caption = (
         "Prefill in chunks against incremental: relative L2 of the boundary cache, median; one token per call is the "
         "incremental construction, and an invariant kernel stays exact."
     )
     data = column_table("Relative L2 by chunk size", "tokens per call", columns)
     names = ("tokens in one call of prefill", "relative L2, median")
-    return Figure(name, caption, data, lambda: lines(data, names, "exact"))
+    return lines(name, caption, data, series, names, "exact")
 
 
 def carrier_blocks(run: Run) -> list[Block]:
@@ -320,11 +321,12 @@ def carrier_blocks(run: Run) -> list[Block]:
 def carrier_figure(name: str, direction: str, sites: dict[str, Any]) -> Figure:
     """Returns the share of rows that follow the donor, by layer and by what of it was transplanted."""
     layers = [str(i) for i in range(sum(bool(re.fullmatch(r"layer_\d+", site)) for site in sites))]
-    rows = []
+    rows, found = [], []
     for label, site in MAP.items():
-        found = [sites.get(site.format(i), {}).get(direction, {}).get("donor") for i in layers]
-        rows.append([label, *(rate(one) if one else "" for one in found)])
+        donors = [sites.get(site.format(i), {}).get(direction, {}).get("donor") for i in layers]
+        rows.append([label, *(rate(one) if one else "" for one in donors)])
+        found.append([(one["count"], one["rate"] or 0.0) if one else None for one in donors])
     way = words(direction)
     caption = f"{way}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more."
     data = table(f"Rows that follow the donor, {way}", ["part", *layers], rows)
-    return Figure(name, caption, data, lambda: cells(data, ("i", "")))
+    return cells(name, caption, data, found, "i")

@@ -1,82 +1,150 @@
-"""Charts and drawings: well-formed SVG in the page's colours, the same bytes for the same numbers, a place for zero."""
+"""Charts and drawings: in the page's colours, the same bytes whatever matplotlib is set to, left out without it."""
 
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 from experiments.report.blocks import Figure, Paragraph, Report, RowEntry, table
-from experiments.report.charts import Drawing, cells, dots, histogram, linear, lines, logarithmic, short, standalone
+from experiments.report.charts import NO_MARK, Drawing, cells, dots, histogram, lines, scatter, short, standalone
 from experiments.report.figures import accuracy_figure
 from experiments.report.page import write_report
 from experiments.report.runs import Pair, Run
 from stats.endpoints import compare_labels
+from tests.experiments.commands import environment
+from tests.experiments.report.page import Page
 from tests.experiments.runs import call
 
-SVG = "{http://www.w3.org/2000/svg}"
-DATA = table("numbers", ["a"], [["1"], ["2"]])
-NAME = "$x_1$ <b>&\u202e"
+matplotlib = pytest.importorskip("matplotlib")
+NAN, SVG, NAME = NO_MARK[0], "{http://www.w3.org/2000/svg}", "$x_1$ <b>&\u202e"
+DATA = table("numbers", [NAME, "a", "b"], [[NAME, "1", "2"], ["s", "3", "4"]])
 
 
-def series(*rows):
-    return table("numbers", ["", NAME, "b"], rows)
+CURVE = [(0, 0.0), (1, 1e-4), (2, 0.02)]
+INTERVALS = [(NAME, [(1.0, 0.5, 2.0), NO_MARK]), ("b", [(-1.0, NAN, NAN), (2.0, 1.0, 3.0)])]
+POINTS = [(NAME, [(0.1, 0.0), (0.2, 0.3)]), ("b", [(0.1, 5.0)])]
+MARK = r'style="fill: var\(--(?:first|second)\)'
+INTERVAL = r'<path d="[^"]*" clip-path="[^"]*" style="[^"]*stroke-width: 2.2"'
+ONE = """
+from experiments.report.charts import lines
+from experiments.report.blocks import table
+print(lines("one", "", table("numbers", [], []), [("a", [(0, 0.0), (1, 0.02)])], ("x", "y"), "exact").svg)
+"""
 
 
-CHARTS = {
-    "dots": dots(series(["r", "1/9 = 1.0 % [0.5, 2.0]", "1/0"], ["s", "", "-1.0 points, none"]), "x", linear(-3, 3)),
-    "histogram": histogram(series(["0 to 4", "1", "2"], ["5 to 9", "0", "7"]), "x"),
-    "lines": lines(series(["0", "0", ""], ["1", "1e-04", "0.5"], ["2", "0.02", "3"]), ("x", "y"), "exact"),
-    "words": lines(series(["one", "3 (1/2 exact)", "1"], ["whole", "4", "none"]), ("x", "y")),
-    "cells": cells(series(["r", "1/2 = 50.0 % [1, 99]", ""], ["s", "3", "0"]), ("x", "y")),
-}
+def kinds(name):
+    """One chart of every kind, with its marks: one per number, and one per series in a legend."""
+    axes = ("x", "y")
+    return {
+        "dots": (dots(name, "", DATA, INTERVALS, "x", (-3, 3)), 3 + 2),
+        "histogram": (histogram(name, "", DATA, [(NAME, [1, 2, 7]), ("b", [8])], [0, 5, 10], "x"), 4 + 2),
+        "log": (lines(name, "", DATA, [(NAME, CURVE), ("b", [(1, None), (2, 0.5)])], axes, "exact"), 4 + 2),
+        "words": (lines(name, "", DATA, [(NAME, [("one", 3), ("all", 4)])], axes), 2 + 1),
+        "cells": (cells(name, "", DATA, [[(1, 0.5), None], [(3, 1.0), (0, 0.0)]], "x"), 3),
+        "scatter": (scatter(name, "", DATA, POINTS, axes, ("level", 2.0)), 3 + 2),
+    }
+
+
+CHARTS = kinds("one")
 
 
 def texts(svg):
     return [element.text for element in ElementTree.fromstring(standalone(svg)).iter(f"{SVG}text")]
 
 
+def python(script, cwd, **settings):
+    command, settings = [sys.executable, "-c", script], environment(**settings)
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300)
+
+
 @pytest.mark.parametrize("kind", CHARTS)
-def test_a_chart_is_svg_in_the_pages_colours_and_its_text_is_data(kind):
-    assert not re.search("#[0-9a-f]{3}|nan|inf", CHARTS[kind]) and "$x_1$ <b>&\\u202e" in texts(CHARTS[kind])
+def test_a_chart_has_the_pages_colours_and_a_mark_per_number_and_its_text_is_data(kind):
+    figure, marks = CHARTS[kind]
+    assert len(re.findall(MARK, figure.svg)) == marks and "$x_1$ <b>&\\u202e" in texts(figure.svg)
+    assert not re.search('#[0-9a-f]{6}[;"]|\\bnan\\b|metadata|DejaVu|<style|xmlns', figure.svg)
 
 
-def test_a_chart_has_one_mark_per_number_of_its_table():
-    polygons = {kind: CHARTS[kind].count("<polygon") for kind in CHARTS}
-    assert polygons == {"dots": 4, "histogram": 2, "lines": 7, "words": 5, "cells": 0}  # two of each are the legend's
-    assert CHARTS["cells"].count("<rect") == 3 and CHARTS["histogram"].count("<rect") == 4
+@pytest.mark.parametrize("kind", CHARTS)
+def test_settings_of_the_process_are_neither_used_nor_changed(kind, monkeypatch):
+    monkeypatch.setitem(matplotlib.rcParams, "xtick.labelsize", 30)
+    monkeypatch.setitem(matplotlib.rcParams, "savefig.bbox", "tight")
+    before = dict(matplotlib.rcParams)
+    assert kinds("one")[kind][0].svg == CHARTS[kind][0].svg and dict(matplotlib.rcParams) == before
+    ids = [set(re.findall(' id="([^"]*)"', kinds(name)[kind][0].svg)) for name in ("one", "two")]
+    assert ids[0] and not ids[0] & ids[1], "ids of two charts may not meet"
 
 
-def test_values_have_their_place_and_zero_has_one_of_its_own():
-    scale = logarithmic([0.0, 1e-4, 0.02], "exact")
-    assert scale.ticks[0] == (0.0, "exact")
-    assert [label for _, label in scale.ticks[1:]] == ["0.0001", "0.001", "0.01", "0.1"]
-    places = [scale.place(value) for value in (0.0, 1e-4, 1e-3, 0.1)]
-    assert places == sorted(places) and places[0] == 0.0 < places[1] and places[-1] == 1.0
-    assert [label for _, label in logarithmic([1.0], "exact").ticks] == ["1", "10"]
-    assert [label for _, label in linear(-2, 102).ticks] == ["0", "20", "40", "60", "80", "100"]
-    assert linear(0, 10).place(5) == 0.5 and "exact" in texts(CHARTS["lines"])
+def test_a_users_settings_change_no_byte(tmp_path):
+    (tmp_path / "rc").write_text("text.usetex: True\nxtick.labelsize: 30\n")
+    own = {"MATPLOTLIBRC": "rc", "MPLBACKEND": "no backend"}
+    read = [{"MATPLOTLIBRC": "rc"}, own]
+    sizes = [
+        python("import matplotlib; print(matplotlib.rcParams['xtick.labelsize'])", tmp_path, **one) for one in read
+    ]
+    assert sizes[0].stdout == "30.0\n" and sizes[1].returncode, "the settings do not reach matplotlib at all"
+    done = [python(ONE, tmp_path, **one) for one in ({}, own)]
+    assert done[0].stdout == done[1].stdout and "<svg" in done[0].stdout, done[1].stderr
+
+
+def test_zero_has_a_place_of_its_own():
+    assert {"exact", "0.0001", "0.01", "1"} <= set(texts(CHARTS["log"][0].svg))
+    assert {"tie", "1", "10", "level"} <= set(texts(CHARTS["scatter"][0].svg))
+    assert "exact" not in texts(lines("n", "", DATA, [("a", [(0, 0.1)])], ("x", "y"), "exact").svg)
 
 
 def test_an_accuracy_without_an_interval_is_a_dot_alone():
+    assert len(re.findall(INTERVAL, CHARTS["dots"][0].svg)) == 2
     run = Run(Path(), "r", "r", {}, [], {}, [])
     summary = {"accuracy": compare_labels([True], [True], 0).accuracy_dict("a", "b")}
     figure = accuracy_figure("x", [Pair(run, "bf16", ("a", "b"), summary, [])])
-    assert figure.svg.count("<polygon") == 2 and "no interval" in figure.alternative  # one is the legend's
+    assert len(re.findall(MARK, figure.svg)) == 1 and not re.search(INTERVAL, figure.svg)
+    assert "no interval" in figure.alternative
 
 
 def test_drawings_use_the_readers_colours(written):
     drawings = re.findall(r"<svg.*?</svg>", written[0], re.DOTALL)
     assert len(drawings) > 10 and "var(--first)" in written[0] and "](figures/matrix-rates.svg)" in written[1]
-    assert not re.search(r"#[0-9a-fA-F]{3,6}\b", "".join(drawings))
+    assert not re.search(r"#[0-9a-fA-F]{3,6}\b(?!\")", re.sub(r'href="#\w+"|url\(#\w+\)', "", "".join(drawings)))
 
 
-def test_drawings_on_disk_are_svg_files(reported, tmp_path):
-    assert call("report", reported[2], "--out", tmp_path, cwd=tmp_path).exit_code == 0
-    names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert names == set(re.findall(r"\]\(figures/([^)]+)\)", (tmp_path / "report.md").read_text())) > {"design.svg"}
+@pytest.fixture(scope="module")
+def complete(reported, tmp_path_factory):
+    """The report of one run with its charts."""
+    out = tmp_path_factory.mktemp("complete")
+    assert call("report", reported[2], "--out", out, cwd=out).exit_code == 0
+    return out
+
+
+def test_drawings_on_disk_are_svg_files(complete):
+    names = {path.name for path in (complete / "figures").iterdir()}
+    assert names == set(re.findall(r"\]\(figures/([^)]+)\)", (complete / "report.md").read_text())) > {"design.svg"}
     for name in names:
-        assert ElementTree.parse(tmp_path / "figures" / name).getroot().tag == f"{SVG}svg"
+        assert ElementTree.parse(complete / "figures" / name).getroot().tag == f"{SVG}svg"
+
+
+def test_without_matplotlib_the_page_has_everything_else(reported, complete, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert call("report", reported[2], "--out", tmp_path, cwd=tmp_path).output == f"report: {tmp_path}/report.html\n"
+    pages = [Page((place / "report.html").read_text()) for place in (complete, tmp_path)]
+    assert pages[0].tables == pages[1].tables
+    assert [one for one in pages[0].ids if not re.fullmatch(r"[mp][0-9a-f]{10}", one)] == pages[1].ids
+    note = "No charts: matplotlib is not installed; install it with: pip install 'stage-replay[plots]'."
+    assert [note in "".join(page.text) for page in pages] == [False, True]
+    drawings = set(re.findall(r"\]\(figures/([^)]+)\)", (tmp_path / "report.md").read_text()))
+    assert drawings == {path.name for path in (tmp_path / "figures").iterdir()} == {"design.svg"}
+
+
+def test_a_broken_matplotlib_is_one_line(tmp_path):
+    (tmp_path / "matplotlib").mkdir()
+    (tmp_path / "matplotlib/__init__.py").write_text("raise RuntimeError('wrong\\nABI')")
+    script = "import sys; sys.path.insert(0, '.')\nfrom experiments.report.charts import missing; print(missing())"
+    done = python(script + ONE, tmp_path)
+    assert done.stdout == "matplotlib cannot be loaded: RuntimeError: wrong ABI\n\n" and not done.stderr, done.stderr
 
 
 def test_a_report_written_anew_leaves_no_file_of_the_earlier_one(tmp_path):
