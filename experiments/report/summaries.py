@@ -93,9 +93,9 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
     for run in runs:
         if run.summary.get("own_checkpoint"):
             text = (
-                f"{run.name}: the checkpoint is the one that reached these prefixes, so this run replicates on no other"
+                "the checkpoint is the one that reached these prefixes, so this run replicates on no other checkpoint"
             )
-            blocks.append(Alert(f"{text} other checkpoint.", "Note"))
+            blocks.append(Alert(f"{run.name}: {text}.", "Note"))
         if label := run.summary.get("interpretation"):
             blocks.append(Verdict(f"Frozen interpretation of {run.name}: {label}."))
         elif "interpretation" in run.summary:

@@ -35,7 +35,7 @@ def names(folder):
 
 
 def test_a_second_writer_is_refused_until_the_first_lets_go(tmp_path):
-    """hermes-agent 12684."""
+    """hermes-agent 12684 (case 25)."""
     first = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
     for fresh in (False, True):
         with refused("lock"):

@@ -44,7 +44,8 @@ def test_rows_come_back_as_written(ledger):
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_every_torn_tail_is_dropped_and_complete_rows_keep_their_bytes(ledger, end):
-    """verifiers 803, 1376: half a record at the end, cut at any byte, perhaps with an editor's line break behind it."""
+    """verifiers 803, 1376: half a record at the end, cut at any byte, perhaps with an editor's line break behind it
+    (case 24)."""
     data = ledger.read_bytes()
     start = data[:-1].rindex(b"\n") + 1
     for cut in range(start + 1, len(data) - len(end)):
@@ -61,6 +62,7 @@ def test_every_torn_tail_is_dropped_and_complete_rows_keep_their_bytes(ledger, e
 
 
 def test_a_tail_of_zeros_or_half_a_character_is_torn_and_other_text_is_not(ledger):
+    """Case 24."""
     data, half = ledger.read_bytes(), '{"row":"d","text":"é'.encode()[:-1]
     for tail in (bytes(7), half):  # zeros, as a disk without power leaves them
         ledger.write_bytes(data + tail)
@@ -117,6 +119,7 @@ def test_a_file_system_without_locks_is_not_another_writer(ledger, monkeypatch, 
 
 @pytest.mark.parametrize("line", [0, 1, 2])
 def test_one_flipped_byte_in_a_complete_line_is_named_and_refused(ledger, line):
+    """Case 24."""
     data = bytearray(ledger.read_bytes())
     starts = [0, *(i + 1 for i, byte in enumerate(data) if byte == ord("\n"))]
     for offset in (2, 9, 40):
