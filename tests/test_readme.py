@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.core import ParameterSource
 
 from tests.experiments.runs import command_module
 
@@ -33,8 +34,10 @@ def commands():
 
 
 def accepted(module, arguments):
-    """Parses the arguments with the module's own command, without running it. click.UsageError where it would not."""
-    command_module(module).main.make_context(module, list(arguments))
+    """Parses the arguments with the module's command, without running it, and returns those that it read.
+    click.UsageError where it does not take them."""
+    context = command_module(module).main.make_context(module, list(arguments))
+    return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
 def test_the_library_block_runs_and_prints_what_its_comment_says(monkeypatch):
@@ -48,7 +51,9 @@ def test_the_library_block_runs_and_prints_what_its_comment_says(monkeypatch):
 
 @pytest.mark.parametrize(("module", "arguments"), commands(), ids=lambda value: str(value)[:60])
 def test_every_shell_command_is_accepted_by_its_module(module, arguments):
-    accepted(module, arguments)
+    read = accepted(module, arguments)
+    options = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    assert len(read) >= len(options) and bool(read) == bool(arguments), "every option and argument has its parameter"
 
 
 def test_an_option_that_does_not_exist_would_be_noticed():

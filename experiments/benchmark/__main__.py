@@ -191,9 +191,9 @@ def measured(
         more["growth"] = measures.growth_entry(found[-1])
     if "memory" in parts:
         more["memory"] = measures.memory(bench, sizes["prefix"][0])
-    broken = [[row["name"], *pair] for row in found for pair in row["broken_promises"]]
-    broken += more.get("batch", {}).get("broken_promises", [])
-    return {"rows": found, **more, "broken_promises": broken}
+    broken = [[row["name"], *pair] for row in found for pair in row["unequal_bits"]]
+    broken += more.get("batch", {}).get("unequal_bits", [])
+    return {"rows": found, **more, "unequal_bits": broken}
 
 
 @click.command(help=__doc__)
@@ -205,7 +205,7 @@ def main(out: Path | None, fresh: bool, **given: Any) -> None:
         document = benchmark(given)
         write(document, directory)
         click.echo(f"{printed(document)}\n\nbenchmark: {directory}")
-        return GATE_FAILED if document["broken_promises"] else DONE
+        return GATE_FAILED if document["unequal_bits"] else DONE
 
     run_command(body, "experiments.benchmark", resumes=False)
 

@@ -138,7 +138,7 @@ def in_turn(bench: Bench, name: str, unit: str, repeats: int, sample: Sampled, d
         "load_average": [before, load()],
         "detail": detail,
         **cells(bench, found, bits, parts, more.get("bytes", 0)),
-        "broken_promises": [[a, b] for a, b in bench.required if bits[a] != bits[b]],
+        "unequal_bits": [[a, b] for a, b in bench.required if bits[a] != bits[b]],
     }
 
 
@@ -488,7 +488,7 @@ def batch(bench: Bench, tasks: Sequence[TaskRow], limit: int | None) -> Entry:
     broken = [["one row at a time", a, b] for a, b in bench.required if made[a, 1] != made[b, 1]]
     differing = [key for key in runs if key[0] in COLUMNS and made[key] != made[key[0], 1]]
     broken += [[f"{size} rows together", name, f"{name} one at a time"] for name, size in differing]
-    more = {"load_average": [before, load()], "omitted": omitted, "broken_promises": broken}
+    more = {"load_average": [before, load()], "omitted": omitted, "unequal_bits": broken}
     return {"rows": len(tasks), "limit": limit, "series": series, **more}
 
 

@@ -33,7 +33,7 @@ def write(document: dict[str, Any], directory: Path) -> None:
     write_whole(directory / DOCUMENT, text + "\n")
     blocks: list[Block] = [Paragraph(text) for text in described(document)]
     blocks += [Alert(text, "Other bits") for text in broken(document)]
-    if (document["rows"] or "batch" in document) and not document["broken_promises"]:
+    if (document["rows"] or "batch" in document) and not document["unequal_bits"]:
         blocks.append(Verdict("Every column has the bits that it must have."))
     blocks += tables(document)
     blocks += [batch_figure(document)] if "batch" in document else []
@@ -74,7 +74,7 @@ def described(document: dict[str, Any]) -> list[str]:
 
 def broken(document: dict[str, Any]) -> list[str]:
     """Returns one sentence per column whose bits are not those that it must have."""
-    return [f"{row}: {a} has other bits than {b}" for row, a, b in document["broken_promises"]]
+    return [f"{row}: {a} has other bits than {b}" for row, a, b in document["unequal_bits"]]
 
 
 def speed_table(document: dict[str, Any]) -> Table:

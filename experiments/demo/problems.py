@@ -1,9 +1,9 @@
 """Word problems with four choices, their three worked solutions, the merge that compares them, and the answer.
 
-A problem is a start and two to six gains or losses, no two with the same verb or size. The three branches solve it as
-told, gains first, and losses first; merge quotes the three results, keeps the majority (the first branch where all
-differ) and walks the choices to the one that fits; the answer is its letter. Everything is drawn from a
-`random.Random` that the caller passes; no token is read here.
+A problem is a start and two to six gains or losses, no two with the same verb or size. The three branches solve it in
+the order of the story, gains first, and losses first; merge quotes the three results, keeps the majority (the first
+branch where all differ) and walks the choices to the one that fits; the answer is its letter. Everything is drawn from
+a `random.Random` that the caller passes; no token is read here.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ SMALLEST_TOTAL, LARGEST_TOTAL = 1, 60
 FEWEST_EVENTS, MOST_EVENTS, MOST_FILLERS = 2, 6, 5
 HELD_OUT_BUCKETS = 16
 SLIPS = (-10, -3, -2, -1, 1, 2, 3, 10)
-BRANCHES = ("told", "gains", "losses")
+BRANCHES = ("story", "gains", "losses")
 
 
 class Piece(NamedTuple):
@@ -59,7 +59,7 @@ class Problem:
 
 def ordered(amounts: Sequence[int], branch: str) -> tuple[int, ...]:
     """Returns the indices of the events in the order in which `branch`, a name of `BRANCHES`, works through them."""
-    turn = {"told": 0, "gains": -1, "losses": 1}[branch]  # a stable sort: within gains and losses the order is as told
+    turn = {"story": 0, "gains": -1, "losses": 1}[branch]  # a stable sort: gains and losses keep the story's order
     return tuple(sorted(range(len(amounts)), key=lambda index: turn * (amounts[index] > 0)))
 
 
@@ -141,13 +141,13 @@ def branch_pieces(rng: random.Random, problem: Problem, branch: str, slip: bool 
     pieces, total = [Piece(intro)], problem.start
     for index, event in enumerate(events):
         gain, size = event.amount > 0, abs(event.amount)
-        if branch != "told" and index and gain != (events[index - 1].amount > 0):
+        if branch != "story" and index and gain != (events[index - 1].amount > 0):
             pieces.append(Piece(" " + rng.choice(w.TURNS["gains" if gain else "losses"])))
         before, total = total, total + event.amount
         if index == slip_at:
             total = rng.choice([total + off for off in SLIPS if 0 <= total + off <= LARGEST_TOTAL])
-        told = f" {rng.choice(w.STEP_OPENINGS)} {event.verb} {size},"
-        pieces.append(Piece(f"{told} {rng.choice(w.EQUATIONS)} {before} {'+' if gain else '-'} {size} ="))
+        line = f" {rng.choice(w.STEP_OPENINGS)} {event.verb} {size},"
+        pieces.append(Piece(f"{line} {rng.choice(w.EQUATIONS)} {before} {'+' if gain else '-'} {size} ="))
         pieces += [Piece(f" {total}", planted=index == slip_at), Piece(".")]
         if not 0 <= total <= w.LARGEST:
             return branch_pieces(rng, problem, branch, slip)  # the slip led out of range: draw another
@@ -177,11 +177,11 @@ def merge_pieces(rng: random.Random, problem: Problem, results: Sequence[int]) -
         f"{w.MERGE_FIRST} {rng.choice(w.MERGE_OPENINGS)} {quotes}. {agreement} {kept} {problem.item}, so {kept} {fits}."
     ]
     for letter, number in zip(w.LETTERS, numbers, strict=True):
-        told = f"{letter}. {number} {fits if number == kept else rng.choice(w.OTHER)},"
+        line = f"{letter}. {number} {fits if number == kept else rng.choice(w.OTHER)},"
         if number == kept:
-            lines.append(f"{told} {rng.choice(w.CONCLUSIONS)} {letter}. {rng.choice(w.ENDS)}")
+            lines.append(f"{line} {rng.choice(w.CONCLUSIONS)} {letter}. {rng.choice(w.ENDS)}")
             break
-        lines.append(f"{told} {rng.choice(w.OUR_VERBS)} {kept} {problem.item}.")
+        lines.append(f"{line} {rng.choice(w.OUR_VERBS)} {kept} {problem.item}.")
     else:
         lines.append(f"{rng.choice(w.NEAREST)} {chosen}. {rng.choice(w.ENDS)}")
     return [Piece("\n".join(lines))], chosen

@@ -79,7 +79,7 @@ QUESTIONS = (
 )
 
 BRANCH_INTROS = {
-    "told": (
+    "story": (
         "Follow the story as told.",
         "Take the events in order.",
         "Go through the story line by line.",

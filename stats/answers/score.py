@@ -107,7 +107,7 @@ def _last(found: list[Sentence], kinds: Sequence[Kind], choices: int) -> Decided
     """Return what the last sentence states in the first of the `kinds` that any states, and the sentences after it."""
     for states in kinds:
         for i in reversed(range(len(found))):
-            stated = None if found[i].asks else states(found[i].text, choices)
+            stated = None if found[i].is_question else states(found[i].text, choices)
             if stated is not None:
                 return stated, found[i + 1 :]
     return None

@@ -28,7 +28,7 @@ class Sentence(NamedTuple):
 
     text: str
     start: int  # position of its first character in the whole text
-    asks: bool  # whether it ends in a question mark
+    is_question: bool  # whether it ends in a question mark
 
 
 def words(text: str) -> frozenset[str]:

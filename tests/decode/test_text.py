@@ -116,7 +116,7 @@ def test_special_tokens_of_a_chat_template_are_tokens_and_those_of_the_user_are_
         ("{question}{question}", ("<|im_end|>",), ("chat template",)),
         ("{question}{choices}{choices}", ("<|im_end|>",), ("chat template",)),
         ("{question}", (), ("--eos", "at least one")),
-        ("{question}", ("<|nobody|>",), ("--eos", "<|nobody|>", "special token")),
+        ("{question}", ("<|unknown|>",), ("--eos", "<|unknown|>", "special token")),
         ("{question}", ("a",), ("--eos", "'a'")),
     ],
 )

@@ -21,35 +21,35 @@ every_dtype = pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 
 
 @pytest.fixture(scope="module")
-def asked(here):
+def fed(here):
     """Two rows over all six blocks, on the device."""
     made, device = six_blocks(here.checkpoint, content=here.content), here.numeric("bf16", "repeat_kv").torch_device
     tensors = ("input_ids", "roles", "position_ids", "mask")
     return replace(made, **{name: getattr(made, name).to(device) for name in tensors})
 
 
-def ours(here, asked, dtype, kernels, construction):
-    return run_ours(load_model(here.checkpoint, here.numeric(dtype, kernels)), asked, construction)
+def ours(here, fed, dtype, kernels, construction):
+    return run_ours(load_model(here.checkpoint, here.numeric(dtype, kernels)), fed, construction)
 
 
-def theirs(here, asked, dtype, attention, construction):
+def theirs(here, fed, dtype, attention, construction):
     numeric = here.numeric(dtype, "repeat_kv")
     numeric.apply()
     reference = Reference(here.checkpoint, DTYPES[dtype], attention, numeric.torch_device)
-    return run_theirs(reference, asked, construction)
+    return run_theirs(reference, fed, construction)
 
 
 @pytest.mark.parametrize("construction", ["prefill", "incremental"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @every_dtype
-def test_transformers_has_our_bits(here, asked, dtype, attention, construction):
+def test_transformers_has_our_bits(here, fed, dtype, attention, construction):
     kernels = {"sdpa": versions.matching_kernel(), "eager": "eager/plain"}
-    expected = theirs(here, asked, dtype, attention, construction)
-    assert differing(ours(here, asked, dtype, kernels.pop(attention), construction), expected) == []
+    expected = theirs(here, fed, dtype, attention, construction)
+    assert differing(ours(here, fed, dtype, kernels.pop(attention), construction), expected) == []
     (other,) = kernels.values()
-    assert differing(ours(here, asked, dtype, other, construction), expected), "the control: the other kernel"
+    assert differing(ours(here, fed, dtype, other, construction), expected), "the control: the other kernel"
     if (attention, construction) == ("sdpa", "prefill"):  # the other releases' kernel has its bits in one call
-        assert differing(ours(here, asked, dtype, versions.other_kernel(), construction), expected) == []
+        assert differing(ours(here, fed, dtype, versions.other_kernel(), construction), expected) == []
 
 
 @pytest.mark.parametrize("kernels", ["repeat_kv", "packed_gqa", "eager/plain"])

@@ -173,7 +173,7 @@ def test_bits_are_compared_with_the_reference(place):
         assert len(same) == 1 and cells["twin"]["bits_sha256"] in same
         assert {cells[name]["bits"] for name in HERE if name.startswith("repeat_kv")} == {"equal"}
     assert rows["incremental build, 100 tokens"]["invariant"]["bits"] == "differs"
-    assert document(place)["broken_promises"] == []
+    assert document(place)["unequal_bits"] == []
 
 
 def test_one_flipped_bit_ends_it_with_three(place):
@@ -183,7 +183,7 @@ def test_one_flipped_bit_ends_it_with_three(place):
     assert done.exit_code == 3
     found = document(place, "flipped")
     assert found["rows"][0]["columns"]["repeat_kv"]["bits"] == "differs"
-    assert found["broken_promises"] == [["decode, context 24", "repeat_kv", "flipped twin"]]
+    assert found["unequal_bits"] == [["decode, context 24", "repeat_kv", "flipped twin"]]
     assert "decode, context 24: repeat_kv has other bits than flipped twin" in done.output
     assert "OTHER BITS" in (place / "flipped" / "report.md").read_text()
     # control: the same command with the reference as it is; its batch has the memory of one fresh process per series

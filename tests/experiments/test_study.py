@@ -64,9 +64,11 @@ def test_the_first_failure_ends_the_study_with_its_code(tmp_path, monkeypatch, c
     ran = script(monkeypatch, {"fixed_prefix-bf16-fp32": 3})
     assert run_study(tmp_path / "runs", steps_in(tmp_path), True) == 3
     assert titles(ran) == ["matrix-bf16", "matrix-fp32", "fixed_prefix-bf16-fp32"]
-    told = capsys.readouterr()
-    assert "fixed_prefix-bf16-fp32 ended with code 3" in told.err and "report:" not in told.out
-    assert [line.split()[-1] for line in told.out.splitlines()] == titles(ran), "the wall time of each step is printed"
+    printed = capsys.readouterr()
+    assert "fixed_prefix-bf16-fp32 ended with code 3" in printed.err and "report:" not in printed.out
+    assert [line.split()[-1] for line in printed.out.splitlines()] == titles(ran), (
+        "the wall time of each step is printed"
+    )
 
 
 def test_a_whole_study_ends_with_the_report(tmp_path, monkeypatch, capsys):
@@ -102,8 +104,8 @@ def test_a_study_from_nothing_interrupted_and_resumed(study, tmp_path):
     while process.poll() is None and not (ledger.exists() and ledger.stat().st_size):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=120)
-    assert process.returncode == 130 and "resume with: python -m experiments.study --out" in told
+    _, printed = process.communicate(timeout=120)
+    assert process.returncode == 130 and "resume with: python -m experiments.study --out" in printed
     kept = ledger.read_bytes()
     done = command("experiments.study", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

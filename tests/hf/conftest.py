@@ -53,7 +53,7 @@ def study(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def asked(directory):
+def fed(directory):
     """Two rows over all six blocks."""
     return six_blocks(directory, content=CONTENT)
 
@@ -69,12 +69,12 @@ def theirs(directory, dtype):
 
 
 @pytest.fixture(scope="session")
-def our_runs(ours, asked):
+def our_runs(ours, fed):
     ours.numeric.apply()
-    return {name: run_ours(ours, asked, name) for name in CONSTRUCTIONS}
+    return {name: run_ours(ours, fed, name) for name in CONSTRUCTIONS}
 
 
 @pytest.fixture(scope="session")
-def their_runs(theirs, asked, dtype):
+def their_runs(theirs, fed, dtype):
     numeric(dtype).apply()
-    return {name: run_theirs(theirs, asked, name) for name in CONSTRUCTIONS}
+    return {name: run_theirs(theirs, fed, name) for name in CONSTRUCTIONS}

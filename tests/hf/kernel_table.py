@@ -34,10 +34,10 @@ def measure(threads: int) -> list[tuple[str, ...]]:
         with tempfile.TemporaryDirectory() as folder:
             adapted = write_checkpoint(Path(folder) / "adapted", DTYPES[dtype], config=WIDE, contract=CONTRACT)
             stock = write_checkpoint(Path(folder) / "stock", DTYPES[dtype], config=WIDE, stock=True)
-            asked = six_blocks(adapted, content=CONTENT)
+            fed = six_blocks(adapted, content=CONTENT)
             for directory, request, mask, attentions in (
-                (adapted, asked, "roles", ("sdpa", "eager")),
-                (stock, plain(288, asked.length), "none", ("sdpa",)),
+                (adapted, fed, "roles", ("sdpa", "eager")),
+                (stock, plain(288, fed.length), "none", ("sdpa",)),
             ):
                 ours = our_runs(directory, request, dtype, threads)
                 for attention in attentions:

@@ -36,7 +36,7 @@ def test_whole_benchmark(dtype, directory, tmp_path, monkeypatch):
     assert done.exit_code == 0, (done.output, done.stderr)
     document = json.loads((tmp_path / "out" / "benchmark.json").read_text())
     reference = f"transformers {versions.INSTALLED}"
-    assert document["baseline"] == document["columns"][-1] == reference and document["broken_promises"] == []
+    assert document["baseline"] == document["columns"][-1] == reference and document["unequal_bits"] == []
     rows = {row["name"]: {name: cell["bits"] for name, cell in row["columns"].items()} for row in document["rows"]}
     series = document["batch"]["series"]
     assert list(series)[-2:] == [reference, f"{reference}, padded batch"] and list(series[reference]) == ["1"]

@@ -66,17 +66,21 @@ def test_rms_norm(ours, theirs):
 
 
 @pytest.fixture(scope="module")
-def steps(directory, dtype, asked):
+def steps(directory, dtype, fed):
     """What our decoder sees at every named step, one dict per call; each kernel and construction computed once."""
 
     @cache
     @torch.inference_mode()
     def observed(kernel, construction):
         model = load_model(directory, numeric(dtype, kernel))
-        held, seen = KVCache.for_model(model, 2, asked.length), []
-        for start, stop in calls(asked.length, construction):
+        held, seen = KVCache.for_model(model, 2, fed.length), []
+        for start, stop in calls(fed.length, construction):
             seen.append({})
-            model(*asked.call(start, stop), held, lambda name, tensor, now=seen[-1]: now.update({name: tensor.clone()}))
+            model(
+                *fed.call(start, stop),
+                held,
+                lambda name, tensor, now=seen[-1]: now.update({name: tensor.clone()}),
+            )
         return seen
 
     return observed
@@ -110,10 +114,10 @@ RUNGS = {
 
 @pytest.mark.parametrize("construction", ["prefill", "incremental"])
 @pytest.mark.parametrize("rung", list(RUNGS))
-def test_attention_and_block(rung, construction, steps, theirs, asked):
+def test_attention_and_block(rung, construction, steps, theirs, fed):
     before, after = RUNGS[rung]
     mine = steps(versions.matching_kernel(), construction)
-    expected = module_outputs(theirs, rung, [step[before] for step in mine], asked, construction)
+    expected = module_outputs(theirs, rung, [step[before] for step in mine], fed, construction)
     assert all(same_bits(step[after], out) for step, out in zip(mine, expected))
     others = steps("eager", construction)  # the control: it rounds after each of its steps, on every machine
     assert all(same_bits(step[before], other[before]) for step, other in zip(mine, others)), "same inputs"
@@ -125,13 +129,13 @@ def test_model_with_roles(construction, our_runs, their_runs):
     assert differing(our_runs[construction], their_runs[construction]) == []
 
 
-def test_another_attention_kernel_is_seen(directory, dtype, asked, their_runs):
+def test_another_attention_kernel_is_seen(directory, dtype, fed, their_runs):
     """Eager differs in layer 1 first: layer 0's keys and values come before any attention. The other releases' kernel
     agrees in one call; token by token it depends on the CPU whether, and where, the two kernels differ."""
     eager, other = (load_model(directory, numeric(dtype, name)) for name in ("eager", versions.other_kernel()))
-    assert differing(run_ours(eager, asked, "incremental"), their_runs["incremental"])[0] == "layer 1 key"
-    assert differing(run_ours(other, asked, "prefill"), their_runs["prefill"]) == []
-    found = differing(run_ours(other, asked, "incremental"), their_runs["incremental"])
+    assert differing(run_ours(eager, fed, "incremental"), their_runs["incremental"])[0] == "layer 1 key"
+    assert differing(run_ours(other, fed, "prefill"), their_runs["prefill"]) == []
+    found = differing(run_ours(other, fed, "incremental"), their_runs["incremental"])
     assert not any(name.startswith("layer 0") for name in found)
 
 
@@ -142,13 +146,13 @@ def test_constructions_differ_on_both_sides(our_runs, their_runs):
         assert differing(Run(tuple(held[0])), Run(tuple(held[1])))
 
 
-def test_two_threads(directory, dtype, ours, theirs, asked):
+def test_two_threads(directory, dtype, ours, theirs, fed):
     contract = numeric(dtype, threads=2)
     contract.apply()
     if fault := copies_fault(contract, ours.config):
         pytest.skip(f"two equal copies differ with two threads: {fault}")
     model = load_model(directory, contract)
-    assert differing(run_ours(model, asked, "chunks"), run_theirs(theirs, asked, "chunks")) == []
+    assert differing(run_ours(model, fed, "chunks"), run_theirs(theirs, fed, "chunks")) == []
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
@@ -156,21 +160,21 @@ def test_stock_model(construction, stock):
     """Plain Qwen2.5: no roles, no mask, and transformers makes its own position ids."""
     model, reference = stock
     model.numeric.apply()
-    asked = plain(model.config.vocab_size)
-    assert differing(run_ours(model, asked, construction), run_theirs(reference, asked, construction)) == []
-    other = Request(asked.input_ids.roll(1, dims=1), None, asked.position_ids, None)
-    assert differing(run_ours(model, other, construction), run_theirs(reference, asked, construction)) != []
+    fed = plain(model.config.vocab_size)
+    assert differing(run_ours(model, fed, construction), run_theirs(reference, fed, construction)) == []
+    other = Request(fed.input_ids.roll(1, dims=1), None, fed.position_ids, None)
+    assert differing(run_ours(model, other, construction), run_theirs(reference, fed, construction)) != []
 
 
 def test_whole_causal_model_call(stock):
     """Qwen2ForCausalLM called as users call it (input ids, last logits only) gives our logits."""
     model, reference = stock
     model.numeric.apply()
-    asked = plain(model.config.vocab_size)
+    fed = plain(model.config.vocab_size)
     last = versions.last_logits_argument(type(reference.model).forward)
     with torch.inference_mode():
-        expected = reference.model(input_ids=asked.input_ids, use_cache=True, **{last: 1}).logits
-        assert same_bits(model.logits(model(*asked.call(0, asked.length))[:, -1:]), expected)
+        expected = reference.model(input_ids=fed.input_ids, use_cache=True, **{last: 1}).logits
+        assert same_bits(model.logits(model(*fed.call(0, fed.length))[:, -1:]), expected)
 
 
 FAULTS = {  # what is done to our copy of the checkpoint, and the first tensor in forward order that must show it
@@ -190,24 +194,24 @@ def one_bit_of(path):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_wrong_thing_is_seen(fault, directory, dtype, asked, their_runs, tmp_path):
+def test_one_wrong_thing_is_seen(fault, directory, dtype, fed, their_runs, tmp_path):
     break_it, first = FAULTS[fault]
     copy = Path(shutil.copytree(directory, tmp_path / "copy"))
     break_it(copy)
-    found = differing(run_ours(load_model(copy, numeric(dtype)), asked, "prefill"), their_runs["prefill"])
+    found = differing(run_ours(load_model(copy, numeric(dtype)), fed, "prefill"), their_runs["prefill"])
     assert found and found[0] == first
 
 
-def test_a_visibility_entry_and_a_shifted_position_are_seen(ours, asked, their_runs):
+def test_a_visibility_entry_and_a_shifted_position_are_seen(ours, fed, their_runs):
     """Where branch 3 sees branch 1, nothing before the attention of layer 0 moves, and everything after it."""
-    table, shifted = [list(row) for row in VISIBILITY], asked.position_ids.clone()
+    table, shifted = [list(row) for row in VISIBILITY], fed.position_ids.clone()
     table[3][1] ^= 1
     shifted[:, 40:] -= 1
     for change, first in (
-        ({"mask": role_mask(asked.roles, tuple(map(tuple, table)))}, "layer 1 key"),
+        ({"mask": role_mask(fed.roles, tuple(map(tuple, table)))}, "layer 1 key"),
         ({"position_ids": shifted}, "layer 0 key"),
     ):
-        assert differing(run_ours(ours, replace(asked, **change), "prefill"), their_runs["prefill"])[0] == first
+        assert differing(run_ours(ours, replace(fed, **change), "prefill"), their_runs["prefill"])[0] == first
 
 
 needs_demo = pytest.mark.skipif(
@@ -225,12 +229,12 @@ def test_demo(construction, dtype):
     if fault := copies_fault(contract, open_checkpoint(primary).config):
         pytest.skip(f"two equal copies differ: {fault}")
     model, reference = load_model(primary, contract), Reference(primary, DTYPES[dtype])
-    asked = six_blocks(primary, content=(60, 30, 25, 28, 30, 8))
-    expected = run_theirs(reference, asked, construction)
-    assert differing(run_ours(model, asked, construction), expected) == []
+    fed = six_blocks(primary, content=(60, 30, 25, 28, 30, 8))
+    expected = run_theirs(reference, fed, construction)
+    assert differing(run_ours(model, fed, construction), expected) == []
     if construction == "incremental":
         other = load_model(primary, numeric(dtype, "eager"))
-        assert differing(run_ours(other, asked, construction), expected) != []
+        assert differing(run_ours(other, fed, construction), expected) != []
 
 
 PROMPT = [269, 10, 11, 12, 30, 31, 270, 269, 13]

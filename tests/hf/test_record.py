@@ -136,7 +136,7 @@ def test_incremental_arms(study, theirs, dtype, recorded):
 @pytest.mark.parametrize(
     "more, parts",
     [
-        (("--trace", "nobody"), ("--trace", "'nobody'")),
+        (("--trace", "unknown"), ("--trace", "'unknown'")),
         (("--checkpoint", "nowhere"), ("nowhere", "expected a checkpoint directory")),
         (("--tasks", "nothing.jsonl"), ("nothing.jsonl", "expected a file")),
         (("--devices", "cpu,cpu"), ("--device", "one device", "'cpu,cpu'")),

@@ -73,7 +73,7 @@ def test_branches_reach_the_result_in_their_own_order():
             steps = re.findall(r"(\w+) (\d+), [a-z ]+ \d+ ([+-]) (\d+) = (\d+)\.", text(pieces))
             expected = [problem.events[index] for index in ordered(problem.amounts, branch)]
             assert [(verb, int(sign + size)) for verb, _, sign, size, _ in steps] == expected
-            assert all(told == size for _, told, _, size, _ in steps)
+            assert all(stated == size for _, stated, _, size, _ in steps)
             assert [int(total) for *_, total in steps] == totals(problem.start, [event.amount for event in expected])
             assert text(pieces).rstrip().endswith(f" {result}") and result == problem.result
             assert not any(piece.planted for piece in pieces)
@@ -83,7 +83,7 @@ def test_a_planted_slip_is_one_marked_number_and_later_steps_follow_it():
     rng = random.Random(4)
     for _ in range(100):
         problem = draw_problem(rng)
-        pieces, result = branch_pieces(rng, problem, "told", slip=True)
+        pieces, result = branch_pieces(rng, problem, "story", slip=True)
         assert sum(piece.planted for piece in pieces) == 1
         equations = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", text(pieces))
         assert sum(int(before) + int(sign + size) != int(total) for before, sign, size, total in equations) == 1

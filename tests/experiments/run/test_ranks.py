@@ -63,7 +63,7 @@ def unused_port():
         return taken.getsockname()[1]
 
 
-def test_a_store_that_nobody_holds_is_one_line_within_the_patience(monkeypatch):
+def test_a_store_that_no_process_holds_is_one_line_within_the_patience(monkeypatch):
     joined_as(monkeypatch, unused_port(), 0)
     for patience in (1.0, 1000.0):  # the second time nothing is tried again
         start = time.monotonic()
