@@ -27,7 +27,7 @@ import click
 import torch
 
 from decode.contract import Contract
-from experiments.benchmark import measures
+from experiments.benchmark import batch, measures, memory
 from experiments.benchmark.arms import COLUMNS, available, open_ours, open_reference
 from experiments.benchmark.measures import Bench, Entry
 from experiments.benchmark.report import check, printed, write
@@ -78,7 +78,7 @@ OPTIONS: list[options.Decorator] = [
     click.option("--growth", is_flag=True,
                  help="Also measure growth: build one long prefix; draw time and cache memory against its length."),
     tokens("length", "growth: length of that prefix."),
-    number("--rows", measures.SIZES[-1], "batch: the first N tasks are decoded, 1, 2, 4, 8 and 16 at a time.", "N"),
+    number("--rows", batch.SIZES[-1], "batch: the first N tasks are decoded, 1, 2, 4, 8 and 16 at a time.", "N"),
     number("--generate", None, "batch: tokens generated per row. [default: to the end of the answer]", "N"),
     number("--repeats", 7, "Rounds of decode steps and prefills."),
     number("--long-repeats", 7, "Rounds of builds, matrix rows (the first task), batches and loads."),
@@ -124,7 +124,7 @@ def benchmark(given: Entry) -> Entry:
     numeric = NumericContract(given["dtype"], given["device"], threads=given["threads"])
     checkpoint = open_checkpoint(given["checkpoint"])
     contract, config = Contract.load(checkpoint), checkpoint.config
-    least, context = max(given["steps"], measures.STEPS) + 2, config.max_position_embeddings
+    least, context = max(given["steps"], memory.STEPS) + 2, config.max_position_embeddings
     omitted: list[str] = []
     used = [name for name, users in USERS.items() if users & set(parts)]
     sizes = {name: lengths(name, given[name], least, context, omitted) for name in used}
@@ -168,7 +168,7 @@ def open_bench(given: Entry, names: tuple[str, ...], contract: Contract, numeric
     if module is not None:
         note(f"loading {module}")
         arms.append(open_reference(module, directory, numeric))
-    fresh = partial(measures.in_fresh_process, directory.resolve(), numeric, module)
+    fresh = partial(memory.in_fresh_process, directory.resolve(), numeric, module)
     counts = {name: given[name] for name in ("repeats", "long_repeats", "steps", "block")}
     return Bench(arms, contract, numeric, **counts, read=read, note=note, fresh=fresh)
 
@@ -177,7 +177,7 @@ def measured(
     bench: Bench,
     parts: Sequence[str],
     sizes: dict[str, tuple[int, ...]],
-    rows: list[measures.TaskRow],
+    rows: list[batch.TaskRow],
     limit: int | None,
 ) -> Entry:
     """Returns what was measured, and every column whose bits are not those that it must have."""
@@ -185,12 +185,12 @@ def measured(
     found += [measures.prefill(bench, length) for length in sizes.get("prefill", ())]
     found += [measures.build(bench, sizes["prefix"][0], bench.long_repeats)] if "build" in parts else []
     found += [measures.matrix(bench, *rows[0])] if "row" in parts else []
-    more: Entry = {"batch": measures.batch(bench, rows, limit)} if "batch" in parts else {}
+    more: Entry = {"batch": batch.batch(bench, rows, limit)} if "batch" in parts else {}
     if "growth" in parts:
         found.append(measures.build(bench, sizes["length"][0], 1))
         more["growth"] = measures.growth_entry(found[-1])
     if "memory" in parts:
-        more["memory"] = measures.memory(bench, sizes["prefix"][0])
+        more["memory"] = memory.memory(bench, sizes["prefix"][0])
     broken = [[row["name"], *pair] for row in found for pair in row["unequal_bits"]]
     broken += more.get("batch", {}).get("unequal_bits", [])
     return {"rows": found, **more, "unequal_bits": broken}

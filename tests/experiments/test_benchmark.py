@@ -12,10 +12,11 @@ import decode.batched as batched
 from cache.kv import KVCache
 from decode.contract import Contract
 from decode.state import State
-from experiments.benchmark import measures
+from experiments.benchmark import memory
 from experiments.benchmark.__main__ import lengths
 from experiments.benchmark.arms import COLUMNS, Workload, available, floor, open_ours
-from experiments.benchmark.measures import Row, in_fresh_process, padded, run_workload, together
+from experiments.benchmark.batch import Row, padded, together
+from experiments.benchmark.memory import in_fresh_process, run_workload
 from minimodel.bits import COPIES, bits
 from minimodel.checkpoint import open_checkpoint
 from minimodel.config import ModelConfig
@@ -43,7 +44,7 @@ def place(tmp_path_factory):
     sizes = ["--context", "24,48", "--prefill", "48", "--prefix", "60", "--growth", "--length", "100"]
     only = "decode,prefill,build,row,batch,memory"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measures, "in_fresh_process", measures.peaks)  # the fresh process is tested below
+        patch.setattr(memory, "in_fresh_process", memory.peaks)  # the fresh process is tested below
         done = bench(root, "done", *sizes, "--only", only, "--reference", TWIN)
     assert done.exit_code == 0, done.output
     return root
@@ -252,7 +253,7 @@ def test_rows_together_with_other_bits_end_it_with_three(place, monkeypatch):
         return found
 
     monkeypatch.setattr(batched, "take_together", flawed)
-    monkeypatch.setattr(measures, "in_fresh_process", measures.peaks)
+    monkeypatch.setattr(memory, "in_fresh_process", memory.peaks)
     done = bench(place, "flawed", "--only", "batch", "--generate", "5", "--columns", "repeat_kv")
     assert done.exit_code == 3 and ": repeat_kv has other bits than repeat_kv one at a time" in done.output
     cells = document(place, "flawed")["batch"]["series"]["repeat_kv"]

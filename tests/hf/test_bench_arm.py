@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from decode.contract import Contract
 from experiments.benchmark import __main__ as benchmark
-from experiments.benchmark import measures
+from experiments.benchmark import memory
 from experiments.benchmark.arms import Workload, open_ours, open_reference
 from experiments.benchmark.measures import digest, prefilled, resumed
 from minimodel.bits import same_bits
@@ -26,7 +26,7 @@ LENGTHS = {"context": 160, "prefill": 160, "prefix": 180, "rows": 2, "generate":
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)], scope="session")
 def test_whole_benchmark(dtype, directory, tmp_path, monkeypatch):
     if dtype == "bf16":  # at the other dtype memory is that of fresh processes
-        monkeypatch.setattr(measures, "in_fresh_process", measures.peaks)
+        monkeypatch.setattr(memory, "in_fresh_process", memory.peaks)
     write_tasks(tmp_path / "tasks.jsonl", 2)
     given = {"checkpoint": directory, "tasks": tmp_path / "tasks.jsonl", "dtype": dtype, "out": tmp_path / "out"}
     given |= {**COUNTS, **LENGTHS, "reference": "tests.hf.bench_arm", "only": "decode,prefill,build,row,batch"}
