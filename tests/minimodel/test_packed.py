@@ -134,7 +134,8 @@ def test_packed_maps_of_one_input_have_the_bits_they_have_alone(dtype, widths, f
     for bias in (torch.zeros(sum(widths), dtype=dtype), random_tensor(sum(widths), dtype=dtype), None):
         parts = list(zip(weight.split(widths), [None] * len(widths) if bias is None else bias.split(widths)))
         joined, alone = together("packed", parts), [LINEAR_KERNELS["plain"](*part) for part in parts]
-        assert isinstance(joined, packed.PackedMaps), "one product"
+        counts = packed.equal_counts(weight, bias, widths, packed.ONE_REQUEST)
+        assert isinstance(joined, packed.PackedMaps) == bool(counts), "one product where the check passes"
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for rows in ROWS:
@@ -155,8 +156,9 @@ def test_packed_falls_back_to_plain_maps_where_the_check_fails(monkeypatch):
     assert all(
         same_bits(mine.contiguous(), F.linear(x, *part)) for mine, part in zip(together("packed", parts)(x), parts)
     )
-    monkeypatch.undo()
-    assert isinstance(together("packed", parts), packed.PackedMaps)
+    monkeypatch.setattr(packed, "_EQUAL", {})
+    monkeypatch.setattr(packed, "same_bits", lambda *_: True)
+    assert isinstance(together("packed", parts), packed.PackedMaps), "control: a check that passes"
 
 
 @pytest.mark.parametrize("kernel", ["plain", "tiled"])
