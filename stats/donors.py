@@ -14,7 +14,7 @@ CONDITIONAL = "conditional replication with an underpowered control stratum"
 CHECKPOINT_SENSITIVE = "checkpoint-sensitive recovery"
 PROCEDURAL_FAILURE = "procedural-control failure"
 UNDERPOWERED = "divergence-underpowered"
-# the labels in the order in which `interpretation` tries them
+# the labels in the order in which `interpret` tries them
 PRECEDENCE = (PROCEDURAL_FAILURE, CHECKPOINT_SENSITIVE, UNDERPOWERED, CONDITIONAL, STRONG)
 LEAST_DIVERGENT = 12
 LEAST_EXACT = 6
@@ -59,38 +59,35 @@ class DonorRow(NamedTuple):
         return "neither" in self.sides.values()
 
 
-def donor_endpoints(rows: Sequence[DonorRow], z: float = Z_TRANSPLANT) -> dict[str, Proportion]:
+def donor_endpoints(rows: Sequence[DonorRow]) -> dict[str, Proportion]:
     """Return the registered endpoints of a transplant panel under the release's names, each with the Wilson interval
     over its eligible rows: recovery among divergent rows, novel trajectories among exact rows.
     """
     divergent = [row for row in rows if row.divergent]
     exact = [row for row in rows if not row.divergent]
-    n = len(divergent)
-    return {
-        "baseline_divergence": wilson(n, len(rows), z),
-        **{
-            f"{arm}_donor_recovery": wilson(sum(row.sides[arm] == "donor" for row in divergent), n, z) for arm in DONORS
-        },
-        "bidirectional_donor_recovery": wilson(sum(row.recovers_both for row in divergent), n, z),
-        "exact_control_novel_trajectory": wilson(sum(row.novel for row in exact), len(exact), z),
+    flags = {
+        "baseline_divergence": [row.divergent for row in rows],
+        **{f"{arm}_donor_recovery": [row.sides[arm] == "donor" for row in divergent] for arm in DONORS},
+        "bidirectional_donor_recovery": [row.recovers_both for row in divergent],
+        "exact_control_novel_trajectory": [row.novel for row in exact],
     }
+    return {name: wilson(sum(found), len(found), Z_TRANSPLANT) for name, found in flags.items()}
 
 
-def interpretation(divergent: int, exact: int, recovered: int, novel: int) -> str:
-    """Return the frozen label of a replication, from counts of rows: of each stratum, of divergent rows that follow the
-    donor in both directions, of exact rows with a novel trajectory.
+def interpret(endpoints: Mapping[str, Proportion]) -> str:
+    """Return the frozen label of a replication from its panel's endpoints.
 
     The paper names five outcomes without ranking them; more than one can hold. `PRECEDENCE` is the order here. A novel
     trajectory on an exact control comes first: the intervention itself then changes trajectories, so recovery cannot be
     interpreted. One unrecovered row refutes complete recovery, however few rows there are. Failures come before lack of
     power, because one counterexample is evidence and its absence among few rows is not.
     """
-    assert 0 <= recovered <= divergent and 0 <= novel <= exact, "recovered of divergent, novel of exact"
-    holds = (novel > 0, recovered < divergent, divergent < LEAST_DIVERGENT, exact < LEAST_EXACT, True)
+    recovered, novel = endpoints["bidirectional_donor_recovery"], endpoints["exact_control_novel_trajectory"]
+    holds = (
+        novel.count > 0,
+        recovered.count < recovered.n,
+        recovered.n < LEAST_DIVERGENT,
+        novel.n < LEAST_EXACT,
+        True,
+    )
     return PRECEDENCE[holds.index(True)]
-
-
-def interpret(endpoints: Mapping[str, Proportion]) -> str:
-    """Return the `interpretation` of a panel's endpoints."""
-    recovered, control = endpoints["bidirectional_donor_recovery"], endpoints["exact_control_novel_trajectory"]
-    return interpretation(recovered.n, control.n, recovered.count, control.count)

@@ -57,22 +57,22 @@ class PairedComparison:
         only = {"left_only": self.left_only, "right_only": self.right_only}
         return {**self.bootstrap.as_dict(), **only, "mcnemar_p": self.mcnemar_p}
 
-    def accuracy_dict(self, left_arm: str, right_arm: str) -> dict[str, object]:
-        """Return the summary's `accuracy` block: {ARM: {correct, n}, difference_points (right - left), ...}."""
-        counts = {left_arm: self.left, right_arm: self.right}
+    def accuracy_dict(self, left: str, right: str) -> dict[str, object]:
+        """Return the summary's `accuracy` block, for the arms `left` and `right`: {ARM: {correct, n}, ...}."""
+        counts = {left: self.left, right: self.right}
         return {**{arm: {"correct": count, "n": self.n} for arm, count in counts.items()}, **self.as_dict()}
 
-    def reduction_dict(self, left: str = "bf16", right: str = "fp32") -> dict[str, object]:
-        """Return a cross-precision block: {bf16_count, fp32_count, ..., difference_points (fp32 - bf16), ...}."""
+    def reduction_dict(self, left: str, right: str) -> dict[str, object]:
+        """Return a cross-precision block, for two dtypes: {n, bf16_count, fp32_count, bf16_only, fp32_only, ...}."""
         counts = {f"{left}_count": self.left, f"{right}_count": self.right}
         only = {f"{left}_only": self.left_only, f"{right}_only": self.right_only}
         return {"n": self.n, **counts, **only, **self.bootstrap.as_dict(), "mcnemar_p": self.mcnemar_p}
 
 
-def compare_labels(left: Sequence[bool], right: Sequence[bool], stream: int, *, seed: int = SEED) -> PairedComparison:
+def compare_labels(left: Sequence[bool], right: Sequence[bool], stream: int, seed: int = SEED) -> PairedComparison:
     """Compare two labels of the same rows: correctness of two arms, or disagreement in two precisions.
 
-    `stream` is one of `stats.intervals.STREAMS`. Raises StatsInputError where the two differ in length.
+    `stream` is one of `stats.intervals.STREAMS`.
     """
     differences = _differences(left, right)
     left_only, right_only = differences.count(-1), differences.count(1)
@@ -118,6 +118,4 @@ def difference_of_differences(
 
 
 def _differences(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    if len(left) != len(right):
-        raise StatsInputError(f"paired comparison: expected equally many rows, found {len(left)} and {len(right)}")
     return [int(b) - int(a) for a, b in zip(left, right, strict=True)]

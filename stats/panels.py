@@ -4,7 +4,6 @@ Source: the paper's sections on the bridge (12 rows), the transplants (24 + 8 ro
 (48 rows). A rule reads lengths, ids and, where it is stratified, the stratum; never an expected answer.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -27,11 +26,8 @@ def spread_positions(n: int, k: int) -> list[int]:
 def length_spread(items: Sequence[tuple[int, str]], k: int) -> list[int]:
     """Return the indices into `items` (prefix length, row id) of `k` rows spread evenly over the sorted lengths.
 
-    Equal lengths are ordered by row id, as strings. Raises StatsInputError for a repeated row id.
+    Equal lengths are ordered by row id, as strings.
     """
-    repeated = [row_id for row_id, times in Counter(row_id for _, row_id in items).items() if times > 1]
-    if repeated:
-        raise StatsInputError(f"length spread: expected each row id once, found {repeated[0]!r} again")
     order = sorted(range(len(items)), key=items.__getitem__)
     return [order[position] for position in spread_positions(len(items), k)]
 
@@ -40,11 +36,8 @@ def stratified_spread(items: Sequence[tuple[int, str]], strata: Sequence[str], c
     """Return the indices of a length spread within each stratum of `counts` {stratum: rows wanted}, in that order.
 
     `strata` holds each item's stratum. A stratum with fewer rows than wanted gives all of them; the caller reports it.
-    Raises StatsInputError where items and strata differ in number, and for a repeated row id.
     """
-    if len(items) != len(strata):
-        raise StatsInputError(f"stratified spread: expected one stratum per item, found {len(items)} and {len(strata)}")
-    chosen = length_spread(items, 0)  # refuses an id that two strata share
+    chosen = []
     for stratum, wanted in counts.items():
         members = [index for index, name in enumerate(strata) if name == stratum]
         spread = length_spread([items[index] for index in members], min(wanted, len(members)))

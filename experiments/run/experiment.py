@@ -23,7 +23,7 @@ from experiments.run.tasks import RowName, Task, longest_row
 from minimodel.bits import COPIES, equal_copies, same_bits
 from minimodel.decoder import Decoder
 from minimodel.roles import MERGE
-from stats.answers.score import score
+from stats.answers.score import stated_answer
 from stats.endpoints import first_divergence
 
 Made = TypeVar("Made")  # what decoding a row leaves for its gates and its entry
@@ -337,8 +337,8 @@ def arm_entry(arm: Arm, task: Task | RowName) -> ArmEntry:
     argmax, margin = eligible_choice(boundary)
     scored: ArmEntry = {}
     if isinstance(task, Task):
-        found = score(text, task.answer, len(task.choices))
-        scored = {"scored": found.answer, "correct": found.correct}
+        stated = stated_answer(text, len(task.choices))
+        scored = {"scored": stated, "correct": stated == task.answer}
     entries = [geometry(tensor) for tensor in cache_tensors(boundary.cache)]
     tensors = [{key: entry[key] for key in ("shape", "stride", "dtype")} for entry in entries]
     assert all(entry == tensors[0] for entry in tensors), "the K/V tensors of one cache differ in geometry"

@@ -16,7 +16,7 @@ from decode.state import State
 from decode.text import LETTERS
 from minimodel.errors import InputError
 from minimodel.files import BOM, parse_json, read_bytes
-from stats.answers.score import expected_answer
+from stats.answers.score import expected_number
 from stats.errors import StatsInputError
 from stats.strict_csv import parse_csv
 
@@ -117,7 +117,7 @@ def right_number(row: Mapping[str, Any], field: str = ANSWER) -> tuple[str | Non
         found = type(value).__name__ if field in row else "no such key"
         return None, f"{field}: expected text or a number where there are no choices, found {found}"
     try:
-        return expected_answer(str(value), 0), ""
+        return expected_number(str(value)), ""
     except StatsInputError as error:
         return None, f"{error}: no text could match it; give choices, or a number"
 

@@ -1,1 +1,1 @@
-"""The answer matcher: which answer a text states, and whether it is the expected one. `score` holds the rules."""
+"""The answer matcher: which answer a text states. `score` holds the rules."""

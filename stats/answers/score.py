@@ -1,4 +1,4 @@
-r"""Scores an answer text: which answer it states, and whether that is the expected one.
+r"""Finds the answer that a text states, and the one spelling of an expected number.
 
 An answer is a letter `A`... within the allowed choices, or a number. The rules, in order:
 
@@ -20,10 +20,9 @@ scoring section ("normalizes answer blocks, multiple-choice forms, and common ma
 import re
 import string
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from stats.answers.explicit import last_box, last_explicit, unmarked
-from stats.answers.letters import AMBIGUOUS, MAX_CHOICES, declared_letter, hinted_letter, lone_letter, only_letter
+from stats.answers.letters import AMBIGUOUS, declared_letter, hinted_letter, lone_letter, only_letter
 from stats.answers.numbers import only_number, stated_alone, stated_number
 from stats.answers.text import Sentence, lines, plain_characters, sentences
 from stats.errors import StatsInputError
@@ -47,48 +46,25 @@ Decided = tuple[str | None, list[Sentence]]  # what is stated, and what follows 
 _LABEL = re.compile(r"[\s*_(\"]{0,6}[A-Z]\s?[).:](?:[\s*_]|\Z)")
 
 
-class Scored(NamedTuple):
-    """The score of one answer text."""
-
-    answer: str | None  # the stated answer in its one spelling: a letter or a number
-    correct: bool  # whether it is the expected one
-
-
-def score(text: str, answer: str, choices: int) -> Scored:
-    """Score the decoded content of an answer block against the expected `answer`, with `choices` allowed letters (0:
-    numbers only).
-    """
-    stated = extract_answer(text, choices)
-    return Scored(stated, stated is not None and stated == canonical(answer, choices))
-
-
-def canonical(text: str, choices: int) -> str | None:
-    """Return the one spelling of a bare answer ("(c)" is C, "35%" is 0.35), or None. Idempotent."""
-    _check_choices(choices)
-    stated = _bare(plain_characters(text), choices)
-    return None if stated == AMBIGUOUS else stated
-
-
-def expected_answer(answer: str, choices: int) -> str:
-    """Return the one spelling of a task's expected answer: a bare answer, or one after `####` as in GSM8K.
+def expected_number(answer: str) -> str:
+    """Return the one spelling of a task's expected number: a bare number, or one after `####` as in GSM8K.
 
     Raises StatsInputError where no text could ever match it.
     """
-    normal = canonical(answer, choices)
-    if normal is None and "####" in answer:
-        explicit = last_explicit(plain_characters(answer))
-        normal = canonical(explicit.content or "", choices) if explicit else None
-    if normal is None or (choices and normal not in string.ascii_uppercase[:choices]):
-        kind = f"a letter from A to {string.ascii_uppercase[choices - 1]}" if choices else "a number without a unit"
-        raise StatsInputError(f"answer: expected {kind}, found {answer[:80]!r}")
-    return normal
+    text = plain_characters(answer)
+    number = only_number(text)
+    if number is None and "####" in text:
+        explicit = last_explicit(text)
+        number = only_number(explicit.content or "") if explicit else None
+    if number is None:
+        raise StatsInputError(f"answer: expected a number without a unit, found {answer[:80]!r}")
+    return number
 
 
-def extract_answer(text: str, choices: int) -> str | None:
-    """Return the answer that `text` states, in its one spelling, or None. `choices` is the number of allowed letters, 0
-    to 26.
+def stated_answer(text: str, choices: int) -> str | None:
+    """Return the answer that `text` states, a letter or a number in its one spelling, or None. `choices` is the number
+    of allowed letters, 0 to 26.
     """
-    _check_choices(choices)
     text = plain_characters(text)
     explicit = last_explicit(text)
     if explicit is None:
@@ -153,8 +129,3 @@ def _lone_line(found: list[str], choices: int) -> Decided:
 def _bare(text: str, choices: int) -> str | None:
     """Return the answer that is the whole of `text`, if it is one."""
     return lone_letter(text, choices) or only_number(text)
-
-
-def _check_choices(choices: int) -> None:
-    if not 0 <= choices <= MAX_CHOICES:
-        raise StatsInputError(f"answer matcher: expected 0 to {MAX_CHOICES} choices, found {choices}")

@@ -6,10 +6,7 @@ from typing import NamedTuple
 MAX_SENTENCE = 2_000  # characters; a longer sentence is not read, as an answer block holds 64 tokens
 
 _LINE_END = r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"
-_SENTENCE = re.compile(
-    rf"(?P<text>.*?)(?:(?P<mark>[.!?])(?=[*_)\"'$]{{0,3}}(?:\s|\Z))|{_LINE_END}|\Z)",
-    re.DOTALL,
-)
+_SENTENCE = re.compile(rf"(?s)(?P<text>.*?)(?:(?P<mark>[.!?])(?=[*_)\"'$]{{0,3}}(?:\s|\Z))|{_LINE_END}|\Z)")
 _REASON = re.compile(r"\b(?:because|since)\b", re.IGNORECASE)
 _ALPHANUMERIC = re.compile(r"\w")
 _TRANSLATION: dict[int, str | None] = {

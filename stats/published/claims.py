@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from stats.errors import StatsInputError
 from stats.intervals import UNCERTAINTY
 from stats.published import ledgers
-from stats.published.tables import read_precisions, read_rows
+from stats.published.tables import read_precisions, read_table
 
 SCHEMA = "stage-replay-paper-claims-v1"
 MISSING = "(missing)"
@@ -42,34 +42,22 @@ def recompute(published: Mapping[str, Any], plan: Mapping[str, Any], data: Path)
         if theirs != ours and not isinstance(ours, str):  # a string is a description
             raise StatsInputError(f"analysis_plan.json: expected uncertainty.{name} {ours}, found {theirs}")
     left = dict(_leaves({name: value for name, value in published.items() if name != "schema"}))
-    right = dict(_leaves(_recomputed(data)))
+    right = dict(_leaves(recomputed(data)))
     return [Claim(name, left.get(name, MISSING), right.get(name, MISSING)) for name in sorted({**left, **right})]
 
 
-def _recomputed(data: Path) -> dict[str, object]:
+def recomputed(data: Path) -> dict[str, object]:
     """Return the claims of the seven CSV files in `data`, nested as in paper_claims.json."""
     matched, fixed = (read_precisions(data / f"{name}.csv") for name in ("matched_live_prefill", "fixed_prefix_2x2"))
+    crossed = {"cross_precision": ledgers.cross_precision_claims(fixed)}
     return {
-        "matched_live_prefill": {
-            **{name: ledgers.matrix_claims(rows, "live", f"matched_{name}") for name, rows in matched.items()},
-            "cross_precision_prefix_exact_rows": ledgers.prefix_equal_rows(matched),
-        },
-        "fixed_prefix_2x2": {
-            **{
-                name: {
-                    **ledgers.matrix_claims(rows, "incremental", f"fixed_{name}"),
-                    "cache_relative_l2_diff_median": ledgers.relative_l2_median(rows),
-                }
-                for name, rows in fixed.items()
-            },
-            "cross_precision": ledgers.cross_precision_claims(fixed, "incremental"),
-            "cross_precision_prefix_exact_rows": ledgers.prefix_equal_rows(fixed),
-        },
-        "prospective_bridge": ledgers.bridge_claims(read_rows(data / "live_teacher_bridge.csv")),
-        "historical_bridge": ledgers.audit_claims(read_rows(data / "historical_bridge_audit.csv")),
-        "transplant_primary": ledgers.transplant_claims(read_rows(data / "kv_transplant_primary.csv")),
-        "transplant_later": ledgers.transplant_claims(read_rows(data / "kv_transplant_later.csv")),
-        "stock_qwen_diagnostic": ledgers.stock_claims(read_rows(data / "stock_qwen_control.csv")),
+        "matched_live_prefill": ledgers.matrix_claims(matched, "live", "matched"),
+        "fixed_prefix_2x2": {**ledgers.matrix_claims(fixed, "incremental", "fixed"), **crossed},
+        "prospective_bridge": ledgers.bridge_claims(read_table(data / "live_teacher_bridge.csv")),
+        "historical_bridge": ledgers.audit_claims(read_table(data / "historical_bridge_audit.csv")),
+        "transplant_primary": ledgers.transplant_claims(read_table(data / "kv_transplant_primary.csv")),
+        "transplant_later": ledgers.transplant_claims(read_table(data / "kv_transplant_later.csv")),
+        "stock_qwen_diagnostic": ledgers.stock_claims(read_table(data / "stock_qwen_control.csv")),
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stats.errors import StatsInputError
 from stats.panels import length_spread, spread_positions
-from stats.published.tables import Row, read_precisions, read_rows
+from stats.published.tables import WHOLE, Table, read_precisions, read_table
 
 Item = tuple[int, str]  # prefix length, row id
 _MOST_TIED = 8  # rows of one length, whose orders are tried
@@ -29,7 +29,7 @@ class PanelCheck:
 
     @property
     def lengths_equal(self) -> bool:
-        return [length for length, _ in self.published] == [length for length, _ in self.derived]
+        return self.tied == self.differing
 
     @property
     def differing(self) -> tuple[int, ...]:
@@ -50,23 +50,22 @@ class PanelCheck:
 def rederive_panels(data: Path) -> list[PanelCheck]:
     """Derive the bridge (12 rows), both transplant strata (24, 8) and the later panel (48) from the BF16 matrix."""
     matrix = read_precisions(data / "matched_live_prefill.csv")["bf16"]
-    bank = [(row.whole("prefix_token_count"), row.text("row_id")) for row in matrix]
-    native: dict[bool, list[Item]] = {True: [], False: []}  # by whether live and prefill have one suffix
-    for row, item in zip(matrix, bank, strict=True):
-        native[row.flag("suffix_equal")].append(item)
-    primary = _in_order(read_rows(data / "kv_transplant_primary.csv"))
-    strata = [row.text("historical_stratum") for row in primary]
-    split = strata.count("divergent")
-    if strata != ["divergent"] * split + ["nondivergent_control"] * (len(strata) - split):
-        raise StatsInputError(
-            "kv_transplant_primary.csv: expected the divergent stratum and then the nondivergent_control stratum"
-        )
-    bridge = _in_order(read_rows(data / "live_teacher_bridge.csv"))
+    primary = read_table(data / "kv_transplant_primary.csv")
+    strata = {"divergent": "divergent", "exact": "nondivergent_control"}  # our name: the release's
+    if other := set(primary.text("historical_stratum")) - {*strata.values()}:
+        expected = f"{primary.name}: expected the strata {' and '.join(strata.values())}"
+        raise StatsInputError(f"{expected}, found {', '.join(sorted(other))[:80]!r}")
+    bank = _items(matrix)
     panels = {
-        "bridge": (bank, _items(bridge, "historical_prefix_token_count")),
-        "transplant_primary.divergent": (native[False], _items(primary[:split])),
-        "transplant_primary.exact": (native[True], _items(primary[split:])),
-        "transplant_later": (bank, _items(_in_order(read_rows(data / "kv_transplant_later.csv")))),
+        "bridge": (bank, _selected(read_table(data / "live_teacher_bridge.csv"), "historical_prefix_token_count")),
+        **{
+            f"transplant_primary.{name}": (
+                _items(matrix.only("suffix_equal", "true" if name == "exact" else "false")),
+                _selected(primary.only("historical_stratum", stratum)),
+            )
+            for name, stratum in strata.items()
+        },
+        "transplant_later": (bank, _selected(read_table(data / "kv_transplant_later.csv"))),
     }
     explained = all(_some_order(length, list(panels.values())) for length in {length for length, _ in bank})
     return [
@@ -75,12 +74,14 @@ def rederive_panels(data: Path) -> list[PanelCheck]:
     ]
 
 
-def _in_order(rows: Sequence[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: row.whole("selection_index"))
+def _items(table: Table, length: str = "prefix_token_count") -> list[Item]:
+    return [*zip(table.read(length, WHOLE), table.text("row_id"), strict=True)]
 
 
-def _items(rows: Sequence[Row], length: str = "prefix_token_count") -> tuple[Item, ...]:
-    return tuple((row.whole(length), row.text("row_id")) for row in rows)
+def _selected(panel: Table, length: str = "prefix_token_count") -> tuple[Item, ...]:
+    """Return the rows of a panel in selection order."""
+    ranked = zip(panel.read("selection_index", WHOLE), _items(panel, length), strict=True)
+    return tuple(item for _, item in sorted(ranked))
 
 
 def _some_order(length: int, panels: Sequence[tuple[list[Item], tuple[Item, ...]]]) -> bool:

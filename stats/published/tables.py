@@ -1,104 +1,102 @@
 """Reads the released ledgers: CSV files whose malformed cells are refused by file, line and column."""
 
-import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stats.errors import StatsInputError
 from stats.strict_csv import parse_csv
 
 PRECISIONS = ("bf16", "fp32")
+# kinds of cells: what is expected, how it is spelled, its value
+Kind = tuple[str, re.Pattern[str], Callable[[str], Any]]
+FLAG: Kind = ("true or false", re.compile("true|false"), "true".__eq__)
+WHOLE: Kind = ("a whole number", re.compile("[0-9]{1,18}"), int)
+OPTIONAL: Kind = ("a whole number", re.compile("[0-9]{0,18}"), lambda cell: int(cell) if cell else None)
+NUMBER: Kind = ("a finite number", re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,2})?"), float)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One CSV line; every access names the file and line where a cell is missing or malformed."""
+class Table:
+    """Rows of one CSV file, read by column: a column has one entry per row, in order."""
 
-    where: str
-    cells: dict[str, str]
+    name: str  # of the file
+    rows: list[tuple[int, dict[str, str]]]  # line number in the file, cells by column
 
-    def text(self, column: str) -> str:
-        if column not in self.cells:
-            raise StatsInputError(f"{self.where}: expected column {column!r}, found {', '.join(self.cells)[:200]}")
-        return self.cells[column]
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def flag(self, column: str) -> bool:
-        if self.text(column) not in ("true", "false"):
-            raise self.malformed(column, "true or false")
-        return self.cells[column] == "true"
+    def text(self, column: str) -> list[str]:
+        for line, cells in self.rows[:1]:
+            if column not in cells:
+                found = ", ".join(cells)[:200]
+                raise StatsInputError(f"{self.name} line {line}: expected column {column!r}, found {found}")
+        return [cells[column] for _, cells in self.rows]
 
-    def flags(self, *columns: str) -> bool:
-        """Whether all `columns` are true. Every one is read, so a malformed one is refused."""
-        return [self.flag(column) for column in columns].count(False) == 0
+    def only(self, column: str, cell: str) -> "Table":
+        """Return the rows with this `cell`."""
+        return Table(self.name, [row for row, found in zip(self.rows, self.text(column), strict=True) if found == cell])
 
-    def whole(self, column: str) -> int:
-        value = self.text(column)
-        if not (value.isascii() and value.isdigit() and len(value) <= 18):
-            raise self.malformed(column, "a whole number")
-        return int(value)
+    def read(self, column: str, kind: Kind) -> list[Any]:
+        """Return the values of a column. Raises StatsInputError for a cell of another kind."""
+        expected, spelled, value = kind
+        cells = self.text(column)
+        for i, cell in enumerate(cells):
+            if not spelled.fullmatch(cell):
+                raise self.malformed(i, column, expected)
+        return [value(cell) for cell in cells]
 
-    def optional_whole(self, column: str) -> int | None:
-        return None if self.text(column) == "" else self.whole(column)
+    def flags(self, *columns: str) -> list[bool]:
+        """Return whether all `columns` are true."""
+        return [all(row) for row in zip(*(self.read(column, FLAG) for column in columns), strict=True)]
 
-    def number(self, column: str) -> float:
-        try:
-            number = float(self.text(column))
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise self.malformed(column, "a finite number")
-        return number
+    def same(self, first: str, second: str) -> list[bool]:
+        """Return whether two columns hold the same text."""
+        return [a == b for a, b in zip(self.text(first), self.text(second), strict=True)]
 
-    def same(self, first: str, second: str) -> bool:
-        """Whether two columns hold the same digest."""
-        return self.text(first) == self.text(second)
+    def agree(self, column: str, derived: Sequence[bool]) -> list[bool]:
+        """Return the flags of `column`. Raises StatsInputError where one is not `derived` from the other columns."""
+        found = self.flags(column)
+        for i, expected in enumerate(derived):
+            if found[i] != expected:
+                raise self.malformed(i, column, f"{str(expected).lower()} (from the row's other columns)")
+        return found
 
-    def agree(self, column: str, derived: bool) -> bool:
-        """Return `derived`. Raises StatsInputError where the row's flag `column` is another."""
-        if self.flag(column) != derived:
-            raise self.malformed(column, f"{str(derived).lower()} (from the row's other columns)")
-        return derived
-
-    def malformed(self, column: str, expected: str) -> StatsInputError:
-        return StatsInputError(f"{self.where}, column {column}: expected {expected}, found {self.cells[column][:80]!r}")
-
-
-def count(rows: Sequence[Row], column: str, derived: Callable[[Row], bool] | None = None) -> int:
-    """Count the rows whose flag `column` is true. Raises StatsInputError where it is not what `derived` returns."""
-    return sum(row.flag(column) if derived is None else row.agree(column, derived(row)) for row in rows)
+    def malformed(self, row: int, column: str, expected: str) -> StatsInputError:
+        line, cells = self.rows[row]
+        return StatsInputError(
+            f"{self.name} line {line}, column {column}: expected {expected}, found {cells[column][:80]!r}"
+        )
 
 
-def read_rows(path: Path, key: tuple[str, ...] = ("row_id",)) -> list[Row]:
-    """Return the rows of a CSV file in file order. Raises StatsInputError for an unreadable or malformed file, a file
+def read_table(path: Path, key: tuple[str, ...] = ("row_id",)) -> Table:
+    """Return the rows of a CSV file in file order. Raises StatsInputError for a missing or malformed file, a file
     without rows, and a repeated `key`.
     """
     if not path.is_file():
         raise StatsInputError(f"{path}: expected a CSV file, found {'something else' if path.exists() else 'nothing'}")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StatsInputError(f"{path}: expected a readable CSV file, found {error.strerror or error}") from error
-    rows = [Row(f"{path.name} line {line}", cells) for line, cells in parse_csv(data, path)]
-    seen: set[tuple[str, ...]] = set()
-    for row in rows:
-        identity = tuple(row.text(column) for column in key)
-        if identity in seen:
-            raise StatsInputError(f"{row.where}: expected each {'/'.join(key)} once, found {identity} again")
-        seen.add(identity)
-    if not rows:
+    table = Table(path.name, parse_csv(path.read_bytes(), path))
+    if not table.rows:
         raise StatsInputError(f"{path}: expected at least one row, found none")
-    return rows
+    seen: set[tuple[str, ...]] = set()
+    for (line, _), row in zip(table.rows, zip(*map(table.text, key), strict=True), strict=True):
+        if row in seen:
+            raise StatsInputError(f"{path.name} line {line}: expected each {'/'.join(key)} once, found {row} again")
+        seen.add(row)
+    return table
 
 
-def read_precisions(path: Path) -> dict[str, list[Row]]:
+def read_precisions(path: Path) -> dict[str, Table]:
     """Return the rows of each precision, in file order. Raises StatsInputError unless both have the same row ids."""
-    rows = read_rows(path, ("precision", "row_id"))
-    other = next((row for row in rows if row.text("precision") not in PRECISIONS), None)
-    if other is not None:
-        raise StatsInputError(f"{other.where}: expected precision bf16 or fp32, found {other.text('precision')!r}")
-    split = {name: [row for row in rows if row.text("precision") == name] for name in PRECISIONS}
-    low, high = ([row.text("row_id") for row in split[name]] for name in PRECISIONS)
+    table = read_table(path, ("precision", "row_id"))
+    for line, cells in table.rows:
+        if cells["precision"] not in PRECISIONS:
+            found = repr(cells["precision"])
+            raise StatsInputError(f"{table.name} line {line}: expected precision bf16 or fp32, found {found}")
+    split = {name: table.only("precision", name) for name in PRECISIONS}
+    low, high = (part.text("row_id") for part in split.values())
     if low != high:
         raise StatsInputError(
             f"{path.name}: expected the same row ids in both precisions, found {len(low)} and {len(high)}"

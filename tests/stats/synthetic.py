@@ -1,15 +1,19 @@
-"""A small release in the published format, with claims computed by other means than in `stats`."""
+"""A small release in the published format, whose claims are recomputed from its rows."""
 
 import csv
 import hashlib
 import json
-import math
 import random
 
-import numpy as np
-from scipy.stats import binom
+from stats.published.claims import SCHEMA, recomputed
 
 ROWS = 40
+STREAMS = {
+    **{"accuracy_difference_of_differences": 30, "cross_answer": 21, "cross_correctness": 22, "cross_logits": 23},
+    **{"cross_suffix": 20, "fixed_bf16": 100, "fixed_fp32": 101, "matched_bf16": 0, "matched_fp32": 1},
+}
+Z = {"matrix_wilson_z": 1.96, "transplant_wilson_z": 1.959963984540054}
+PLAN = {"uncertainty": {"bootstrap_seed": 20260728, "bootstrap_streams": STREAMS, **Z}}
 PAIRS = ("live_replica", "live_prefill", "prefill_replica")
 AUDIT_FLAGS = [
     *("prefix_commitment_equal", "live_incremental_suffix_equal", "live_replica_suffix_equal"),
@@ -18,14 +22,7 @@ AUDIT_FLAGS = [
 ]
 AUDIT_LEAVES = {"cache_common_scalar_leaves_per_section": 90, "logit_common_scalar_leaves_per_section": 5}
 STATE = ("functional_state_equal", "all_storage_disjoint")
-DIRECTIONS = ("incremental_cache_into_prefill", "prefill_cache_into_incremental")
 SIZES = ("cache_max_abs_diff", "cache_mean_abs_diff", "logit_max_abs_diff", "logit_mean_abs_diff")
-STREAMS = {
-    **{"accuracy_difference_of_differences": 30, "cross_answer": 21, "cross_correctness": 22, "cross_logits": 23},
-    **{"cross_suffix": 20, "fixed_bf16": 100, "fixed_fp32": 101, "matched_bf16": 0, "matched_fp32": 1},
-}
-Z = {"matrix_wilson_z": 1.96, "transplant_wilson_z": 1.959963984540054}
-PLAN = {"uncertainty": {"bootstrap_seed": 20260728, "bootstrap_streams": STREAMS, **Z}}
 
 
 def write_release(directory):
@@ -57,7 +54,7 @@ def write_release(directory):
             writer.writeheader()
             writer.writerows({column: _cell(value) for column, value in row.items()} for row in rows)
     (directory / "analysis_plan.json").write_text(json.dumps(PLAN))
-    (directory / "paper_claims.json").write_text(json.dumps(_claims(files)))
+    (directory / "paper_claims.json").write_text(json.dumps({"schema": SCHEMA, **recomputed(directory / "data")}))
     return directory
 
 
@@ -163,149 +160,4 @@ def _stock(index):
         "singleton_pair_logprobs_exact": index == 0,
         "first_token_divergence_index": None if index % 2 == 0 else 7,
         "first_logprob_divergence_index": None if index == 0 else 0,
-    }
-
-
-# -- claims -----------------------------------------------------------------------------------------------------------
-def _rate(flags, z=1.96):
-    k, n = sum(flags), len(flags)
-    if n == 0:
-        return {"count": 0, "n": 0, "rate": None, "wilson_95_ci": [None, None]}
-    p = k / n
-    center = (p + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
-    low, high = 0.0 if k == 0 else max(0.0, center - half), 1.0 if k == n else min(1.0, center + half)
-    return {"count": k, "n": n, "rate": p, "wilson_95_ci": [low, high]}
-
-
-def _bootstrap(differences, stream):
-    generator, values = np.random.default_rng(20260728 + stream), np.array(differences, dtype=float)
-    blocks = [values[generator.integers(0, len(values), (1000, len(values)))].mean(1) for _ in range(20)]
-    return [float(q) for q in np.percentile(np.concatenate(blocks) * 100.0, [2.5, 97.5])]
-
-
-def _mcnemar(b, c):
-    """Twice the binomial tail, as the distribution at 1/2 is symmetric."""
-    return 1.0 if b == c else float(2 * binom.cdf(min(b, c), b + c, 0.5))
-
-
-def _column(rows, name):
-    return [row[name] for row in rows]
-
-
-def _differences(low, high):
-    return [int(y) - int(x) for x, y in zip(low, high, strict=True)]
-
-
-def _matrix_claims(rows, left, stream):
-    a, b = _column(rows, f"{left}_correct"), _column(rows, "prefill_correct")
-    found = [i for i in _column(rows, "first_suffix_divergence_index") if i is not None]
-    change = _differences(a, b)
-    gates = (f"{left}_replica_exact", "prefill_replica_exact", *STATE, "integrity_pass")
-    return {
-        "rows": ROWS,
-        **{f"{gate}_rows": ROWS for gate in gates},
-        "cache_exact_rows": sum(_column(rows, f"{left}_prefill_cache_exact")),
-        "logits_exact_rows": sum(_column(rows, f"{left}_prefill_logits_exact")),
-        "immediate_argmax_different_rows": ROWS - sum(_column(rows, "boundary_argmax_equal")),
-        **{
-            f"{name}_disagreement": _rate([not x for x in _column(rows, f"{name}_equal")])
-            for name in ("suffix", "trace", "merge", "answer")
-        },
-        "correctness_label_disagreement": _rate([x != 0 for x in change]),
-        "first_divergence": {
-            **{"n": len(found), "median": float(np.median(found))},
-            **{"min": float(min(found)), "max": float(max(found))},
-        },
-        "first_token_divergence_rows": found.count(0),
-        f"{left}_correct": sum(a),
-        "prefill_correct": sum(b),
-        f"{left}_only_correct": change.count(-1),
-        "prefill_only_correct": change.count(1),
-        "accuracy_delta_prefill_minus_left_pp": float(np.mean(change)) * 100,
-        "accuracy_paired_bootstrap_95_ci_pp": _bootstrap(change, stream),
-        "mcnemar_exact_two_sided_p": _mcnemar(change.count(-1), change.count(1)),
-        **{f"{name}_median": float(np.median(_column(rows, name))) for name in SIZES},
-    }
-
-
-def _reduction(low, high, stream):
-    change = _differences(low, high)
-    return {
-        **{"bf16_count": sum(low), "fp32_count": sum(high)},
-        **{"bf16_only": change.count(-1), "fp32_only": change.count(1)},
-        **_effect(change, stream),
-        "mcnemar_exact_two_sided_p": _mcnemar(change.count(-1), change.count(1)),
-    }
-
-
-def _effect(change, stream):
-    delta = float(np.mean(change)) * 100
-    return {"delta_fp32_minus_bf16_pp": delta, "paired_bootstrap_95_ci_pp": _bootstrap(change, stream)}
-
-
-def _cross(low, high):
-    effects = [
-        _differences(_column(rows, "incremental_correct"), _column(rows, "prefill_correct")) for rows in (low, high)
-    ]
-    flags = {"suffix_mismatch": ("suffix_equal", 20), "answer_mismatch": ("answer_equal", 21)}
-    flags["logits_mismatch"] = ("incremental_prefill_logits_exact", 23)
-    return {
-        "accuracy_effect_difference": _effect(_differences(*effects), 30),
-        "correctness_flip": _reduction(*([x != 0 for x in effect] for effect in effects), 22),
-        **{
-            name: _reduction(*([not x for x in _column(rows, column)] for rows in (low, high)), stream)
-            for name, (column, stream) in flags.items()
-        },
-    }
-
-
-def _transplant_claims(rows):
-    z = Z["transplant_wilson_z"]
-    divergent, exact = ([row for row in rows if row["baseline_divergent"] is flag] for flag in (True, False))
-    recovered = {name: _column(divergent, f"{name}_recovers_donor") for name in DIRECTIONS}
-    return {
-        "rows": len(rows),
-        "integrity_pass_rows": len(rows),
-        "baseline_divergence": _rate(_column(rows, "baseline_divergent"), z),
-        "baseline_exact_rows": len(exact),
-        **{f"{name}_donor_recovery": _rate(flags, z) for name, flags in recovered.items()},
-        "bidirectional_donor_recovery": _rate([all(pair) for pair in zip(*recovered.values(), strict=True)], z),
-        "exact_control_novel_trajectory": _rate(_column(exact, "exact_control_novel_trajectory"), z),
-    }
-
-
-def _matrix_block(table, left, stream):
-    low, high = ([row for row in table if row["precision"] == precision] for precision in ("bf16", "fp32"))
-    equal = sum(a["prefix_sha256"] == b["prefix_sha256"] for a, b in zip(low, high, strict=True))
-    blocks = {"bf16": _matrix_claims(low, left, stream), "fp32": _matrix_claims(high, left, stream + 1)}
-    if left == "live":
-        return {**blocks, "cross_precision_prefix_exact_rows": equal}
-    for block, rows in zip(blocks.values(), (low, high), strict=True):
-        block["cache_relative_l2_diff_median"] = float(np.median(_column(rows, "cache_relative_l2_diff")))
-    return {**blocks, "cross_precision_prefix_exact_rows": equal, "cross_precision": _cross(low, high)}
-
-
-def _bridge_claims(rows):
-    exact = [f"live_teacher_{part}_exact" for part in ("cache", "logits", "suffix")]
-    lengths = {age: _column(rows, f"{age}_prefix_token_count") for age in ("new", "historical")}
-    ranges = {f"{age}_prefix_length_range": [min(found), max(found)] for age, found in lengths.items()}
-    counts = {f"{name}_rows": 3 for name in (*exact, "all_48_layers_exact", "integrity_pass")}
-    return {"rows": 3, "live_matches_historical_prefix_rows": 1, **counts, **ranges}
-
-
-def _claims(files):
-    """The claims of the seven files, by name."""
-    pair, single = "pair_replica_{}_exact_rows", "singleton_pair_{}_exact_rows"
-    stock = {pair.format("token"): 5, pair.format("logprob"): 4, single.format("token"): 3, single.format("logprob"): 1}
-    audit = {"audit_pass_rows": ROWS, **{f"{flag}_rows": ROWS for flag in AUDIT_FLAGS}, **AUDIT_LEAVES}
-    return {
-        "schema": "stage-replay-paper-claims-v1",
-        "matched_live_prefill": _matrix_block(files["matched_live_prefill.csv"], "live", 0),
-        "fixed_prefix_2x2": _matrix_block(files["fixed_prefix_2x2.csv"], "incremental", 100),
-        "prospective_bridge": _bridge_claims(files["live_teacher_bridge.csv"]),
-        "historical_bridge": {"rows": ROWS, **audit},
-        "transplant_primary": _transplant_claims(files["kv_transplant_primary.csv"]),
-        "transplant_later": _transplant_claims(files["kv_transplant_later.csv"]),
-        "stock_qwen_diagnostic": {"rows": 5, **stock},
     }

@@ -4,8 +4,6 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stats.donors import (
     CHECKPOINT_SENSITIVE,
@@ -16,11 +14,9 @@ from stats.donors import (
     DonorRow,
     donor_endpoints,
     interpret,
-    interpretation,
 )
 from stats.endpoints import compare_labels, difference_of_differences, disagreement, divergence_spread, first_divergence
-from stats.errors import StatsInputError
-from stats.intervals import STREAMS
+from stats.intervals import STREAMS, wilson
 
 EXACT = DonorRow("a", "a", "a", "a")
 SWITCHED = DonorRow("i", "p", "i", "p")
@@ -32,15 +28,6 @@ SWITCHED = DonorRow("i", "p", "i", "p")
 )
 def test_first_divergence(left, right, index):
     assert first_divergence(left, right) == index == first_divergence(right, left)
-
-
-@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
-def test_first_divergence_is_the_end_of_the_common_part(left, right):
-    index = first_divergence(left, right)
-    if index is None:
-        assert left == right
-    else:
-        assert left[:index] == right[:index] and left[index : index + 1] != right[index : index + 1]
 
 
 def test_disagreement_counts_the_unequal_rows():
@@ -68,7 +55,8 @@ def test_accuracy_block():
 
 
 def test_reduction_block():
-    block = compare_labels([True, True, False, True], [False] * 4, STREAMS["cross_suffix"]).reduction_dict()
+    found = compare_labels([True, True, False, True], [False] * 4, STREAMS["cross_suffix"])
+    block = found.reduction_dict("bf16", "fp32")
     assert (block["bf16_count"], block["fp32_count"], block["bf16_only"], block["fp32_only"]) == (3, 0, 3, 0)
     assert block["difference_points"] == -75.0 and block["mcnemar_p"] == 0.25 and block["n"] == 4
 
@@ -79,13 +67,6 @@ def test_difference_of_differences():
     assert difference_of_differences(bf16, fp32, 30).difference == -50.0
     assert difference_of_differences(fp32, bf16, 30).difference == 50.0
     assert difference_of_differences(bf16, bf16, 30).note == "degenerate"
-    with pytest.raises(StatsInputError, match="found 4 and 3"):
-        difference_of_differences(bf16, (fp32[0], fp32[1][:3]), 30)
-
-
-def test_unequal_rows_are_refused():
-    with pytest.raises(StatsInputError, match="found 1 and 2"):
-        compare_labels([True], [True, False], 0)
 
 
 def test_donor_endpoints_of_every_kind_of_row():
@@ -107,19 +88,26 @@ def test_donor_endpoints_of_every_kind_of_row():
     }
 
 
-def test_donor_endpoints_without_rows_or_without_a_stratum():
-    assert donor_endpoints([])["baseline_divergence"].rate is None
-    assert donor_endpoints([EXACT])["bidirectional_donor_recovery"].as_dict()["wilson_95"] is None
-    assert donor_endpoints([SWITCHED])["exact_control_novel_trajectory"].as_dict()["rate"] is None
+@pytest.mark.parametrize(
+    ("rows", "empty"),
+    [
+        ([], "baseline_divergence"),
+        ([EXACT], "bidirectional_donor_recovery"),
+        ([SWITCHED], "exact_control_novel_trajectory"),
+    ],
+)
+def test_a_stratum_without_rows_has_no_rate(rows, empty):
+    assert donor_endpoints(rows)[empty].as_dict() == {"count": 0, "n": 0, "rate": None, "wilson_95": None}
 
 
-def test_the_papers_replication_is_conditional():
-    endpoints = donor_endpoints([SWITCHED] * 43 + [EXACT] * 5)
-    assert interpret(endpoints) == CONDITIONAL == "conditional replication with an underpowered control stratum"
+def label(divergent, exact, recovered, novel):
+    """The label from counts of rows."""
+    block = {"bidirectional_donor_recovery": (recovered, divergent), "exact_control_novel_trajectory": (novel, exact)}
+    return interpret({name: wilson(*counts) for name, counts in block.items()})
 
 
 @pytest.mark.parametrize(
-    ("label", "counts"),
+    ("expected", "counts"),
     [
         (STRONG, [(12, 6, 12, 0), (42, 6, 42, 0)]),
         (CONDITIONAL, [(12, 5, 12, 0), (48, 0, 48, 0)]),
@@ -128,13 +116,17 @@ def test_the_papers_replication_is_conditional():
         (UNDERPOWERED, [(11, 37, 11, 0), (0, 48, 0, 0), (11, 5, 11, 0)]),
     ],
 )
-def test_interpretation(label, counts):
-    """Counts of divergent, exact, recovered and novel rows."""
-    assert [interpretation(*one) for one in counts] == [label] * len(counts)
+def test_interpretation(expected, counts):
+    assert [label(*one) for one in counts] == [expected] * len(counts)
+
+
+def test_the_papers_replication_is_conditional():
+    endpoints = donor_endpoints([SWITCHED] * 43 + [EXACT] * 5)
+    assert interpret(endpoints) == CONDITIONAL == "conditional replication with an underpowered control stratum"
 
 
 def test_interpretation_is_strong_only_where_every_condition_holds():
-    for divergent, exact in itertools.product(range(15), range(9)):
-        for recovered, novel in itertools.product(range(divergent + 1), range(exact + 1)):
+    for divergent, exact in itertools.product((0, 11, 12, 13), (0, 5, 6, 7)):
+        for recovered, novel in itertools.product({0, max(divergent - 1, 0), divergent}, {0, min(exact, 1), exact}):
             complete = divergent >= 12 and exact >= 6 and recovered == divergent and novel == 0
-            assert (interpretation(divergent, exact, recovered, novel) == STRONG) == complete
+            assert (label(divergent, exact, recovered, novel) == STRONG) == complete

@@ -46,12 +46,3 @@ def test_strata_are_spread_each_and_a_short_one_gives_all():
     chosen = stratified_spread(items, strata, {"divergent": 2, "exact": 8})
     assert [items[i][0] for i in chosen] == [1, 9, 2, 5]
     assert stratified_spread(items, strata, {"absent": 3}) == []
-
-
-def test_repeated_ids_and_unequal_lists_are_refused():
-    with pytest.raises(StatsInputError, match="found 'a' again"):
-        length_spread([(1, "a"), (2, "a")], 1)
-    with pytest.raises(StatsInputError, match="found 'a' again"):
-        stratified_spread([(1, "a"), (2, "a")], ["x", "y"], {"x": 1})
-    with pytest.raises(StatsInputError, match="found 1 and 0"):
-        stratified_spread([(1, "a")], [], {"x": 1})
