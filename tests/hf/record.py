@@ -20,7 +20,6 @@ import click
 from cache.storage import Provenance
 from decode.contract import Contract
 from decode.greedy import Steps
-from decode.state import State
 from experiments.run.designs import RetainedLive, matrix_summary
 from experiments.run.exits import run_command
 from experiments.run.experiment import Arm, Arms, boundary_length, replica_gate
@@ -74,25 +73,20 @@ class Recording(RetainedLive):
 
     def decode(self, index: int, progress: RowProgress) -> Steps[Arms]:
         progress.arm("boundary")
-        row, reference, saving = self.tasks[index].id, self.decoder, self.saving
-        live = record_live(reference, self.states[index], saving.observe(row, "live"))
+        row, reference, observe = self.tasks[index].id, self.decoder, self.saving.observe
+        live = record_live(reference, self.states[index], observe(row, "live"))
         state = live.boundary.state
-        prefill = record_prefill(reference, state, saving.observe(row, "prefill"))
-        made = {"live": live, "live_replica": replica(live), "prefill": prefill}
-        made["prefill_replica"] = record_prefill(reference, state)
-        made.update(self.more(row, state))
-        for name in made:
-            if not name.endswith("_replica"):
-                saving.write(row, name, made[name].boundary)
+        made = {"live": live, "prefill": record_prefill(reference, state, observe(row, "prefill"))}
+        if "incremental" in self.arms:
+            made["incremental"] = record_incremental(reference, state, observe(row, "incremental"))
+        for name in list(made):
+            self.saving.write(row, name, made[name].boundary)
+            made[f"{name}_replica"] = record_prefill(reference, state) if name == "prefill" else replica(made[name])
         require_disjoint(list(made.values()))
         progress.fed(len(state))
         reached = boundary_length([one.boundary for one in made.values()])
-        return Arms(index, reached, {name: _continue(reference, name, one, progress) for name, one in made.items()})
+        return Arms(index, reached, {name: _continue(reference, name, made[name], progress) for name in self.arms})
         yield  # transformers steps by itself: a row is one piece of work
-
-    def more(self, row: str, state: State) -> dict[str, Recorded]:
-        """Returns further arms."""
-        return {}
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
         return matrix_summary(self.dtype, rows)
@@ -112,10 +106,6 @@ class IncrementalRecording(Recording):
         ("live", "incremental"),
         ("incremental", "prefill"),
     )
-
-    def more(self, row: str, state: State) -> dict[str, Recorded]:
-        made = record_incremental(self.decoder, state, self.saving.observe(row, "incremental"))
-        return {"incremental": made, "incremental_replica": replica(made)}
 
     replica_incremental = replica_gate("incremental")
 

@@ -7,7 +7,7 @@ written out here afresh, in the plainest form, and not shared with the code that
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from cache.boundary import Boundary
 from cache.isolation import disjoint
 from cache.kv import KVCache
 from decode.contract import Contract
-from decode.greedy import Suffix
+from decode.greedy import Generated, Suffix
 from decode.record import FunctionalRecord
 from decode.state import State, Structure, advance, content_of, forced
 from minimodel.bits import RowFailure, require_equal_copies
@@ -35,13 +35,9 @@ class Feeder:
     """One request in transformers, one token of every copy a call."""
 
     reference: Reference
-    cache: Any
-    roles: list[int]
-    record: FunctionalRecord
-
-    @classmethod
-    def empty(cls, reference: Reference) -> "Feeder":
-        return cls(reference, versions.new_cache(), [], FunctionalRecord())
+    cache: Any = field(default_factory=versions.new_cache)
+    roles: list[int] = field(default_factory=list)
+    record: FunctionalRecord = field(default_factory=FunctionalRecord)
 
     def feed(self, token: int, role: int) -> Tensor:
         """hidden [B, 1, E] of the token. Position: its slot. Mask: its role's row of the table, key by key."""
@@ -53,18 +49,6 @@ class Feeder:
         mask = row.expand(COPIES, 1, 1, slot + 1)
         tokens, roles = (torch.full((COPIES, 1), value, device=device) for value in (token, role))
         return self.reference.hidden(tokens, roles, position, mask, self.cache, self.record.enter)
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """Tokens chosen or forced, their roles, each choice's margin and value (None where forced), and how it ended."""
-
-    tokens: list[int]
-    roles: list[int]
-    margins: list[float | None]
-    tops: list[float | None]
-    structure: Structure
-    hidden: Tensor
 
 
 def pick(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
@@ -84,26 +68,23 @@ def pick(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
 
 def decode(
     feeder: Feeder, contract: Contract, structure: Structure, logits: Tensor | None, stop: Callable[[Structure], bool]
-) -> Decoded:
+) -> Generated:
     """Greedy decoding until `stop`; the token at which it holds is fed too, unless it ends the answer."""
-    out = Decoded([], [], [], [], structure, torch.empty(0))
-    hidden = out.hidden
+    chosen: list[tuple[int, int, float | None, float | None]] = []  # token, role, margin, top
+    hidden: tuple[Tensor, ...] = ()  # of the last token
     while not stop(structure):
         token, margin, top = forced(contract, structure), None, None
         if token is None:
             assert logits is not None, "a free choice needs logits"
             token, margin, top = pick(logits, contract.eligible[structure.block].to(logits.device))
         role, structure = structure.block, advance(contract, structure, token)
-        out.tokens.append(token)
-        out.roles.append(role)
-        out.margins.append(margin)
-        out.tops.append(top)
+        chosen.append((token, role, margin, top))
         if structure.done:
             break
-        hidden = feeder.feed(token, role)
+        hidden = (feeder.feed(token, role),)
         wanted = not stop(structure) and forced(contract, structure) is None
-        logits = feeder.reference.logits(hidden)[:, 0] if wanted else None
-    return Decoded(out.tokens, out.roles, out.margins, out.tops, structure, hidden)
+        logits = feeder.reference.logits(hidden[0])[:, 0] if wanted else None
+    return Generated(*zip(*chosen), structure, hidden)
 
 
 @dataclass(frozen=True)
@@ -117,20 +98,20 @@ class Recorded:
 @torch.inference_mode()
 def record_live(reference: Reference, prompt: State, observe: Observe | None = None) -> Recorded:
     """Ordinary generation from the prompt block to the boundary, one call per token of the prompt."""
-    feeder = Feeder.empty(reference)
+    feeder = Feeder(reference)
     with observing(reference.model.model, observe):
         for token, role in zip(prompt.tokens, prompt.roles):
             feeder.feed(token, role)
         out = decode(feeder, prompt.contract, prompt.structure, None, lambda structure: structure.at_boundary)
     state = State(prompt.contract, (*prompt.tokens, *out.tokens), (*prompt.roles, *out.roles), out.structure)
-    return _finish("live", state, feeder, out.hidden, observe, tuple(out.margins))
+    return _finish("live", state, feeder, out.hidden[-1], observe, out.margins)
 
 
 @torch.inference_mode()
 def record_incremental(reference: Reference, state: State, observe: Observe | None = None) -> Recorded:
     """The same tokens, given one at a time, every array from the integers alone."""
     state = State.from_tokens(state.contract, state.tokens)
-    feeder, hidden = Feeder.empty(reference), torch.empty(0)
+    feeder, hidden = Feeder(reference), torch.empty(0)
     with observing(reference.model.model, observe):
         for token, role in zip(state.tokens, state.roles):
             hidden = feeder.feed(token, role)
@@ -146,7 +127,7 @@ def record_prefill(reference: Reference, state: State, observe: Observe | None =
     positions = torch.arange(length, device=device).expand(COPIES, length)
     table = torch.tensor(reference.rules.visibility, dtype=torch.bool, device=device)
     mask = torch.ones(length, length, dtype=torch.bool, device=device).tril() & table[roles[0]][:, roles[0]]
-    feeder = Feeder.empty(reference)
+    feeder = Feeder(reference)
     feeder.roles.extend(state.roles)
     mask = mask.expand(COPIES, 1, length, length)
     with observing(reference.model.model, observe):
@@ -174,9 +155,9 @@ def record_suffix(reference: Reference, recorded: Recorded) -> Suffix:
     if not snapshot(recorded.cache).equals(boundary.cache):
         raise RowFailure("DynamicCache: expected the boundary's bits after a continuation, found others")
     return Suffix(
-        tokens=tuple(out.tokens),
-        margins=tuple(out.margins),
-        tops=tuple(out.tops),
+        tokens=out.tokens,
+        margins=out.margins,
+        tops=out.tops,
         merge=content_of(contract, out.tokens, MERGE, first_open=True),
         answer=content_of(contract, out.tokens, ANSWER, first_open=False),
         functional_sha256=feeder.record.sha256(),
@@ -202,11 +183,13 @@ def require_disjoint(recorded: list[Recorded]) -> None:
         raise RowFailure("DynamicCache: expected separate storage per arm, found shared bytes")
 
 
-Margins = tuple[float | None, ...]
-
-
 def _finish(
-    name: str, state: State, feeder: Feeder, hidden: Tensor, observe: Observe | None, margins: Margins = ()
+    name: str,
+    state: State,
+    feeder: Feeder,
+    hidden: Tensor,
+    observe: Observe | None,
+    margins: tuple[float | None, ...] = (),
 ) -> Recorded:
     logits = feeder.reference.logits(hidden[:, -1:])
     if observe is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from minimodel.checkpoint import ROLE_TABLE, open_checkpoint
 from minimodel.config import ModelConfig
 from minimodel.decoder import Record
-from minimodel.errors import InputError, refuse
+from minimodel.errors import refuse
 from minimodel.roles import RoleRules
 from tests.hf import versions
 
@@ -36,7 +36,7 @@ class Reference:
             self.rules = checkpoint.rules
             self.role_table = load_file(directory / ROLE_TABLE)["weight"].to(self.device, dtype)
         require_gradients_on(self.model)
-        self._cache_name = versions.cache_argument(type(self.model.model).forward)
+        self._cache_name = versions.argument(type(self.model.model).forward, versions.CACHE)
         require_rope_base(self.model, self.config.rope_theta)
 
     @property
@@ -97,10 +97,7 @@ def require_gradients_on(model: Any) -> None:
 def rope_base(model: Any) -> float:
     """The base that the loaded model rotates with, read off its own inverse frequencies (FP32, so to 6 digits)."""
     inv_freq = model.model.rotary_emb.inv_freq.to(torch.float64)
-    count = inv_freq.numel()
-    if count < 2:
-        raise InputError("RoPE: expected at least two frequencies, found one")
-    return float(inv_freq[1] ** -count)  # inv_freq[i] = base ** -(i / count)
+    return float(inv_freq[1] ** -inv_freq.numel())  # inv_freq[i] = base ** -(i / number of frequencies)
 
 
 def require_rope_base(model: Any, expected: float) -> None:

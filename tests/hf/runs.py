@@ -9,9 +9,10 @@ from torch import Tensor
 from cache.kv import KVCache
 from decode.contract import Contract
 from minimodel.bits import same_bits
-from minimodel.decoder import Decoder
+from minimodel.decoder import Decoder, Observe
 from minimodel.roles import NUM_ROLES, VISIBILITY
 from tests.hf import versions
+from tests.hf.hooks import observing
 from tests.hf.reference import Reference
 
 # wide and long enough for the two SDPA kernels to differ in BF16 too: their sums differ late in FP32, and only a few
@@ -81,11 +82,7 @@ def plain(vocab_size: int, length: int = 48, seed: int = 0) -> Request:
     return Request(tokens, None, torch.arange(length).expand(2, -1), None)
 
 
-@dataclass(frozen=True)
-class Run:
-    """Named tensors in forward order: every layer's key and value, the hidden states and the logits of every call."""
-
-    tensors: tuple[tuple[str, Tensor], ...]
+Run = dict[str, Tensor]  # every layer's key and value, then hidden states and logits of every call, in forward order
 
 
 def calls(length: int, construction: str) -> list[tuple[int, int]]:
@@ -99,27 +96,27 @@ def calls(length: int, construction: str) -> list[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def run_ours(model: Decoder, request: Request, construction: str) -> Run:
+def run_ours(model: Decoder, request: Request, construction: str, observe: Observe | None = None) -> Run:
     """Logits only of each call's last token, on both sides: the number of rows can move the bits of a product."""
-    cache, outputs = KVCache.for_model(model, request.input_ids.shape[0], request.length), []
+    cache, outputs = KVCache.for_model(model, request.input_ids.shape[0], request.length), {}
     for start, stop in calls(request.length, construction):
-        hidden = model(*request.call(start, stop), cache)
-        outputs += [(f"hidden {start}", hidden), (f"logits {start}", model.logits(hidden[:, -1:]))]
-    return Run((*((f"layer {layer} {name}", tensor) for layer, name, tensor in cache.tensors()), *outputs))
+        hidden = model(*request.call(start, stop), cache, observe)
+        outputs |= {f"hidden {start}": hidden, f"logits {start}": model.logits(hidden[:, -1:])}
+    return {f"layer {layer} {name}": tensor for layer, name, tensor in cache.tensors()} | outputs
 
 
 @torch.inference_mode()
-def run_theirs(reference: Reference, request: Request, construction: str) -> Run:
-    cache, outputs = versions.new_cache(), []
+def run_theirs(reference: Reference, request: Request, construction: str, observe: Observe | None = None) -> Run:
+    cache, outputs = versions.new_cache(), {}
     for start, stop in calls(request.length, construction):
-        hidden = reference.hidden(*request.call(start, stop), cache)
-        outputs += [(f"hidden {start}", hidden), (f"logits {start}", reference.logits(hidden[:, -1:]))]
+        with observing(reference.model.model, observe):
+            hidden = reference.hidden(*request.call(start, stop), cache)
+        outputs |= {f"hidden {start}": hidden, f"logits {start}": reference.logits(hidden[:, -1:])}
     pairs = enumerate(versions.keys_and_values(cache))
-    held = [(f"layer {i} {name}", tensor) for i, pair in pairs for name, tensor in zip(("key", "value"), pair)]
-    return Run((*held, *outputs))
+    return {f"layer {i} {name}": held for i, pair in pairs for name, held in zip(("key", "value"), pair)} | outputs
 
 
 def differing(left: Run, right: Run) -> list[str]:
     """Names of the tensors that are not equal in dtype, shape and raw bits, in order."""
-    assert [name for name, _ in left.tensors] == [name for name, _ in right.tensors], "two different runs"
-    return [name for (name, mine), (_, theirs) in zip(left.tensors, right.tensors) if not same_bits(mine, theirs)]
+    assert list(left) == list(right), "two different runs"
+    return [name for name in left if not same_bits(left[name], right[name])]

@@ -1,24 +1,19 @@
-"""The ladder, bit for bit: RoPE table, RMSNorm, one attention, one layer; a small model, a stock one, the demo.
-
-Our side of a step is read through `observe`, so that the tested arithmetic is the running decoder's own.
-"""
+"""The ladder, bit for bit: RoPE table, every step of every layer, a small model, a stock one, the demo."""
 
 import shutil
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from cache.kv import KVCache
 from decode.greedy import alone
 from experiments.run.control import chat_steps, selected_logprob
 from experiments.run.options import DEMO
 from minimodel.bits import same_bits
 from minimodel.checkpoint import open_checkpoint
-from minimodel.layers import rms_norm, rotary_table
+from minimodel.layers import rotary_table
 from minimodel.load import load_model
 from minimodel.numerics import DTYPES
 from minimodel.roles import VISIBILITY
@@ -27,7 +22,7 @@ from tests.helpers import edit_json, edit_tensors, flip_bit
 from tests.hf import versions
 from tests.hf.conftest import CONSTRUCTIONS, numeric
 from tests.hf.reference import Reference
-from tests.hf.runs import Request, Run, calls, differing, plain, role_mask, run_ours, run_theirs, six_blocks
+from tests.hf.runs import Request, differing, plain, role_mask, run_ours, run_theirs, six_blocks
 
 POSITIONS = 40_000  # beyond Qwen2.5's 32,768
 
@@ -47,81 +42,23 @@ def test_rope_table(ours, theirs):
     assert not same_bits(torch.cat((narrow, narrow), dim=-1).cos().to(dtype), cos[0])
 
 
-@torch.inference_mode()
-def test_rms_norm(ours, theirs):
-    module, dtype = theirs.model.model.layers[1].input_layernorm, theirs.dtype
-    eps, weight = ours.config.rms_norm_eps, ours.layers[1].input_layernorm
-    assert len(set(weight.tolist())) > 50, "the weight must be random for the order of the product to matter"
-    generator = torch.Generator().manual_seed(0)
-    x = (torch.randn(2, 50, ours.config.hidden_size, generator=generator) * 3).to(dtype)
-    expected = module(x)
-    assert same_bits(rms_norm(x, weight, eps), expected)
-    wide = x.float()
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    if dtype == torch.bfloat16:  # control: the weight product before the cast; in FP32 there is no cast to be before
-        assert not same_bits((weight.float() * (wide * scale)).to(dtype), expected)
-    # control: the weight joined to the input first
-    assert not same_bits(((weight.float() * wide) * scale).to(dtype), expected)
-    assert not same_bits(rms_norm(x, weight, 10 * eps), expected)
+@pytest.mark.parametrize("construction", ["prefill", "incremental"])
+def test_every_step(construction, directory, dtype, ours, theirs, fed):
+    """Embedding, norms, projections, rotation, attention, residuals and MLP of every layer, in forward order."""
 
-
-@pytest.fixture(scope="module")
-def steps(directory, dtype, fed):
-    """What our decoder sees at every named step, one dict per call; each kernel and construction computed once."""
-
-    @cache
-    @torch.inference_mode()
-    def observed(kernel, construction):
-        model = load_model(directory, numeric(dtype, kernel))
-        held, seen = KVCache.for_model(model, 2, fed.length), []
-        for start, stop in calls(fed.length, construction):
-            seen.append({})
-            model(
-                *fed.call(start, stop),
-                held,
-                lambda name, tensor, now=seen[-1]: now.update({name: tensor.clone()}),
-            )
+    def steps(run, model):
+        seen = []
+        run(model, fed, construction, lambda name, tensor: seen.append((name, tensor.clone())))
         return seen
 
-    return observed
+    def unequal(left, right):
+        assert [name for name, _ in left] == [name for name, _ in right] and len(left) > 30
+        return [name for (name, a), (_, b) in zip(left, right) if not same_bits(a, b)]
 
-
-@torch.inference_mode()
-def module_outputs(theirs, which, inputs, request, construction):
-    """Layer 0 of transformers, or its attention alone, over the same inputs with a new DynamicCache."""
-    layer = theirs.model.model.layers[0]
-    module = layer if which == "block" else layer.self_attn
-    held, outputs = versions.new_cache(), []
-    for hidden_states, (start, stop) in zip(inputs, calls(request.length, construction)):
-        _, _, positions, mask = request.call(start, stop)
-        given = {
-            "hidden_states": hidden_states,
-            "position_embeddings": theirs.model.model.rotary_emb(hidden_states, positions),
-            "attention_mask": mask,
-            "position_ids": positions,
-            "use_cache": True,
-            versions.cache_argument(type(module).forward): held,
-        }
-        outputs.append(versions.first_output(module(**given)))
-    return outputs
-
-
-RUNGS = {
-    "attention": ("layers.0.input_layernorm", "layers.0.self_attn.o_proj"),
-    "block": ("embed", "layers.0.mlp_residual"),
-}
-
-
-@pytest.mark.parametrize("construction", ["prefill", "incremental"])
-@pytest.mark.parametrize("rung", list(RUNGS))
-def test_attention_and_block(rung, construction, steps, theirs, fed):
-    before, after = RUNGS[rung]
-    mine = steps(versions.matching_kernel(), construction)
-    expected = module_outputs(theirs, rung, [step[before] for step in mine], fed, construction)
-    assert all(same_bits(step[after], out) for step, out in zip(mine, expected))
-    others = steps("eager", construction)  # the control: it rounds after each of its steps, on every machine
-    assert all(same_bits(step[before], other[before]) for step, other in zip(mine, others)), "same inputs"
-    assert not all(same_bits(other[after], out) for other, out in zip(others, expected))
+    eager = load_model(directory, numeric(dtype, "eager"))  # the control: it rounds after each of its steps
+    expected = steps(run_theirs, theirs)
+    assert unequal(steps(run_ours, ours), expected) == []
+    assert unequal(steps(run_ours, eager), expected)[0] == "layers.0.self_attn.attention"
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
@@ -142,8 +79,8 @@ def test_another_attention_kernel_is_seen(directory, dtype, fed, their_runs):
 def test_constructions_differ_on_both_sides(our_runs, their_runs):
     """Prefill and incremental hold other bits; if they did not, the two rungs above would be one."""
     for runs in (our_runs, their_runs):
-        held = [[pair for pair in runs[name].tensors if pair[0].startswith("layer")] for name in CONSTRUCTIONS[:2]]
-        assert differing(Run(tuple(held[0])), Run(tuple(held[1])))
+        prefill, incremental = runs["prefill"], runs["incremental"]
+        assert any(not same_bits(prefill[name], incremental[name]) for name in prefill if name.startswith("layer"))
 
 
 def test_two_threads(directory, dtype, ours, theirs, fed):
@@ -171,18 +108,10 @@ def test_whole_causal_model_call(stock):
     model, reference = stock
     model.numeric.apply()
     fed = plain(model.config.vocab_size)
-    last = versions.last_logits_argument(type(reference.model).forward)
+    last = versions.argument(type(reference.model).forward, versions.LAST_LOGITS)
     with torch.inference_mode():
         expected = reference.model(input_ids=fed.input_ids, use_cache=True, **{last: 1}).logits
         assert same_bits(model.logits(model(*fed.call(0, fed.length))[:, -1:]), expected)
-
-
-FAULTS = {  # what is done to our copy of the checkpoint, and the first tensor in forward order that must show it
-    "rope_base": (lambda path: edit_json(path / "config.json", rope_theta=10_000.0), "layer 0 key"),
-    "role_row_off_by_one": (lambda path: edit_json(path / "contract.json", role_offset=7), "layer 0 key"),
-    "norm_eps": (lambda path: edit_json(path / "config.json", rms_norm_eps=1e-2), "layer 0 key"),
-    "one_bit": (lambda path: one_bit_of(path / "model.safetensors"), "layer 1 value"),
-}
 
 
 def one_bit_of(path):
@@ -191,6 +120,15 @@ def one_bit_of(path):
     bias = load_file(path)[name]
     flip_bit(bias, (7,))
     edit_tensors(path, **{name: bias})
+
+
+# what is done to our copy of the checkpoint, and the first tensor in forward order that must show it
+FAULTS = {
+    "rope_base": (lambda path: edit_json(path / "config.json", rope_theta=10_000.0), "layer 0 key"),
+    "role_row_off_by_one": (lambda path: edit_json(path / "contract.json", role_offset=7), "layer 0 key"),
+    "norm_eps": (lambda path: edit_json(path / "config.json", rms_norm_eps=1e-2), "layer 0 key"),
+    "one_bit": (lambda path: one_bit_of(path / "model.safetensors"), "layer 1 value"),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

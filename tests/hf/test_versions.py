@@ -52,13 +52,11 @@ def test_the_installed_cache_and_argument_names_are_read():
     [held] = versions.keys_and_values(cache)
     assert all(torch.equal(h, torch.cat([t, t[:, :, :1]], dim=2)) for h, t in zip(held, pair))
     model = versions.modeling_qwen2
-    assert versions.cache_argument(model.Qwen2Model.forward) in ("cache", "past_key_values")
-    assert versions.cache_argument(model.Qwen2Attention.forward) in ("cache", "past_key_values", "past_key_value")
-    assert versions.last_logits_argument(model.Qwen2ForCausalLM.forward) in ("logits_to_keep", "num_logits_to_keep")
-    with pytest.raises(InputError, match=f"transformers {versions.INSTALLED}: expected a cache argument"):
-        versions.cache_argument(lambda hidden_states: hidden_states)
-    with pytest.raises(InputError, match="expected logits_to_keep"):
-        versions.last_logits_argument(lambda hidden_states: hidden_states)
+    for forward in (model.Qwen2Model.forward, model.Qwen2Attention.forward):
+        assert versions.argument(forward, versions.CACHE) in versions.CACHE
+    assert versions.argument(model.Qwen2ForCausalLM.forward, versions.LAST_LOGITS) in versions.LAST_LOGITS
+    with pytest.raises(InputError, match="expected an argument cache, found hidden_states"):
+        versions.argument(lambda hidden_states: hidden_states, versions.CACHE)
 
 
 OLD, NEW = {"rope_theta": 1e6}, {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}

@@ -22,8 +22,10 @@ try:
 except ImportError:
     print("error: transformers: expected an installed release, found none; pip install -e '.[test]'", file=sys.stderr)
     raise SystemExit(2) from None
-from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen2 import modeling_qwen2 as modeling_qwen2
 
+CACHE = ("cache", "past_key_values", "past_key_value")  # names of the argument: 5.24; before; 4.46's layers
+LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # of the last N tokens only; the latter before 4.49
 INSTALLED: str = transformers.__version__
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
@@ -59,22 +61,13 @@ def load_arguments(dtype: torch.dtype, attention: str) -> dict[str, Any]:
     return {"dtype" if release(INSTALLED) >= (4, 56) else "torch_dtype": dtype, "attn_implementation": attention}
 
 
-def cache_argument(forward: Callable[..., Any]) -> str:
-    """The name `forward` has for its cache: cache (5.24), past_key_values, or past_key_value (4.46's layers)."""
+def argument(forward: Callable[..., Any], names: tuple[str, ...]) -> str:
+    """The one of `names` that `forward` takes."""
     parameters = inspect.signature(forward).parameters
-    for name in ("cache", "past_key_values", "past_key_value"):
+    for name in names:
         if name in parameters:
             return name
-    raise InputError(f"transformers {INSTALLED}: expected a cache argument, found {', '.join(parameters)}")
-
-
-def last_logits_argument(forward: Callable[..., Any]) -> str:
-    """The name of the causal model's "logits of the last N tokens": logits_to_keep, before 4.49 num_logits_to_keep."""
-    parameters = inspect.signature(forward).parameters
-    for name in ("logits_to_keep", "num_logits_to_keep"):
-        if name in parameters:
-            return name
-    raise InputError(f"transformers {INSTALLED}: expected logits_to_keep, found {', '.join(parameters)}")
+    raise InputError(f"transformers {INSTALLED}: expected an argument {names[0]}, found {', '.join(parameters)}")
 
 
 def new_cache() -> Any:
@@ -102,18 +95,3 @@ def keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
 def first_output(output: Any) -> Tensor:
     """A module's tensor: layers return a tuple before 4.54, a tensor later; attention always returns a tuple."""
     return output[0] if isinstance(output, tuple) else output
-
-
-__all__ = [
-    "INSTALLED",
-    "cache_argument",
-    "first_output",
-    "keys_and_values",
-    "last_logits_argument",
-    "load_arguments",
-    "matching_kernel",
-    "modeling_qwen2",
-    "new_cache",
-    "other_kernel",
-    "release",
-]
