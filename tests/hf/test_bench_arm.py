@@ -16,7 +16,7 @@ from minimodel.numerics import NumericContract
 from minimodel.packed import why_not_packed
 from tests.experiments.commands import write_tasks
 from tests.helpers import flip_bit
-from tests.hf import bench_arm, versions
+from tests.hf import versions
 
 COUNTS = {"threads": 1, "repeats": 1, "long-repeats": 1, "steps": 8, "block": 64, "buffer": 1}
 LENGTHS = {"context": 160, "prefill": 160, "prefix": 180, "rows": 2, "generate": 6}
@@ -77,8 +77,3 @@ def test_one_stepper_feeds_both_and_one_bit_is_seen(directory, numeric):
         assert mine == other and same_bits(my_logits, logits) and my_record == record
         flip_bit(my_cache.keys(1), (0, 1, 30, 3))
         assert digest(ours.model.logits(hidden), *ours.tensors(my_cache)) != other
-
-
-def test_arm_names_its_release_and_its_kernel(directory, numeric):
-    arm = bench_arm.open_arm(directory, numeric)
-    assert arm.name == f"transformers {versions.INSTALLED}" and arm.kernel == versions.matching_kernel()

@@ -22,6 +22,7 @@ from minimodel.bits import same_bits
 from minimodel.load import load_model
 from tests import THREADS
 from tests.experiments.commands import ROOT
+from tests.experiments.runs import ledger
 from tests.hf import record, versions
 from tests.hf.conftest import ROWS, numeric
 
@@ -63,18 +64,14 @@ def under_another_kernel(recorded):
     return recorded(matrix.main, "other", "--attention", "eager")
 
 
-def rows(run):
-    return [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
-
-
 def test_rows_are_ours_byte_for_byte(theirs, ours, under_another_kernel):
     assert (theirs / "rows.jsonl").read_bytes() == (ours / "rows.jsonl").read_bytes()
-    assert len(rows(theirs)) == ROWS and all(row["passed"] for row in rows(theirs))
+    assert len(ledger(theirs)) == ROWS and all(row["passed"] for row in ledger(theirs))
     assert json.loads((theirs / "summary.json").read_text()) == json.loads((ours / "summary.json").read_text())
     # control: under another kernel some bit of the ledger differs
     assert (under_another_kernel / "rows.jsonl").read_bytes() != (theirs / "rows.jsonl").read_bytes()
     # prefill against live is not exact and replicas are: the equal digests are not those of one construction
-    for row in rows(theirs):
+    for row in ledger(theirs):
         exact = {pair: entry["cache"]["exact"] for pair, entry in row["comparisons"].items()}
         assert exact == {"live:live_replica": True, "prefill:prefill_replica": True, "live:prefill": False}
 
@@ -121,7 +118,7 @@ def test_manifest_names_transformers_and_every_setting(theirs, ours, dtype):
 
 def test_incremental_arms(study, theirs, dtype, recorded):
     """--incremental adds two arms and three comparisons, equal to those of our own incremental boundary."""
-    [row], plain = rows(recorded(record.main, "incremental", "--incremental", "--limit", 1)), rows(theirs)[0]
+    [row], plain = ledger(recorded(record.main, "incremental", "--incremental", "--limit", 1)), ledger(theirs)[0]
     assert all(row["arms"][name] == plain["arms"][name] for name in plain["arms"])
     assert row["gates"]["replica_incremental"] and row["comparisons"]["live:incremental"]["cache"]["exact"]
     model = load_model(study / "checkpoint", numeric(dtype))
