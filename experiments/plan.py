@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from experiments.report.blocks import table
+from experiments.report.blocks import Table
 from experiments.report.plain import markdown_table
 from experiments.run import costs
 from experiments.run.exits import DONE, run_command
@@ -124,7 +124,7 @@ def main(
             for dtype in dtypes or DTYPES
         ]
         caption = f"Rows of {length} prefix and {suffix} suffix tokens, two copies; decimal units"
-        click.echo(markdown_table(table(caption, list(lines[0]), [list(line.values()) for line in lines])))
+        click.echo(markdown_table(Table(caption, list(lines[0]), [list(line.values()) for line in lines])))
         return DONE
 
     run_command(body, "experiments.plan", resumes=False)

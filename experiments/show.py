@@ -13,33 +13,27 @@ import click
 
 from experiments.report.charts import standalone
 from experiments.report.plain import render_text
-from experiments.report.rows import divergence_drawing, find_row, row_blocks, view
+from experiments.report.rows import divergence_drawing, find_row, row_blocks
 from experiments.report.runs import read_runs
-from experiments.report.texts import read_texts
-from experiments.run.exits import DONE, run_command, say
+from experiments.run.exits import DONE, as_command, say
 from experiments.run.ledger import row_key, write_whole
+
+FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command(help=__doc__)
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("row", metavar="ROW")
-@click.option(
-    "--svg",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also draw where the row's suffixes part, as an SVG file.",
-)
-def main(run: Path, row: str, svg: Path | None) -> None:
-    def body() -> int:
-        [read] = read_runs([run])
-        one = view(read, find_row(read, row), read_texts(read.manifest))
-        if svg is not None:
-            write_whole(svg, standalone(divergence_drawing(one)))
-        say(f"{read.name}, row {row_key(one.row)!r}\n")
-        say(render_text(row_blocks(one, "row")).removesuffix("\n"))
-        return DONE
-
-    run_command(body, "experiments.show", resumes=False)
+@click.option("--svg", type=FILE, metavar="FILE", help="Also draw where the row's suffixes part, as an SVG file.")
+@as_command("experiments.show")
+def main(run: Path, row: str, svg: Path | None) -> int:
+    [read] = read_runs([run])
+    found = find_row(read, row)
+    if svg is not None:
+        write_whole(svg, standalone(divergence_drawing(read, found)))
+    say(f"{read.name}, row {row_key(found)!r}\n")
+    say(render_text(row_blocks(read, found, "row")).removesuffix("\n"))
+    return DONE
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from experiments.benchmark.measures import Bench, Entry
 from experiments.benchmark.report import check, printed, write
 from experiments.run import options
 from experiments.run.costs import StreamingRead
-from experiments.run.exits import DONE, GATE_FAILED, run_command
+from experiments.run.exits import DONE, GATE_FAILED, as_command
 from experiments.run.tasks import load_tasks, prompt_states
 from minimodel.checkpoint import file_digests, open_checkpoint
 from minimodel.errors import InputError, refuse
@@ -174,11 +174,7 @@ def open_bench(given: Entry, names: tuple[str, ...], contract: Contract, numeric
 
 
 def measured(
-    bench: Bench,
-    parts: Sequence[str],
-    sizes: dict[str, tuple[int, ...]],
-    rows: list[batch.TaskRow],
-    limit: int | None,
+    bench: Bench, parts: Sequence[str], sizes: dict[str, tuple[int, ...]], rows: list[batch.TaskRow], limit: int | None
 ) -> Entry:
     """Returns what was measured, and every column whose bits are not those that it must have."""
     found = [measures.decode(bench, context) for context in sizes.get("context", ())]
@@ -198,16 +194,14 @@ def measured(
 
 @click.command(help=__doc__)
 @partial(options.with_options, options=OPTIONS)
-def main(out: Path | None, fresh: bool, **given: Any) -> None:
-    def body() -> int:
-        directory = out or Path("runs") / f"benchmark-{given['dtype']}"
-        check(directory, fresh)
-        document = benchmark(given)
-        write(document, directory)
-        click.echo(f"{printed(document)}\n\nbenchmark: {directory}")
-        return GATE_FAILED if document["unequal_bits"] else DONE
-
-    run_command(body, "experiments.benchmark", resumes=False)
+@as_command("experiments.benchmark")
+def main(out: Path | None, fresh: bool, **given: Any) -> int:
+    directory = out or Path("runs") / f"benchmark-{given['dtype']}"
+    check(directory, fresh)
+    document = benchmark(given)
+    write(document, directory)
+    click.echo(f"{printed(document)}\n\nbenchmark: {directory}")
+    return GATE_FAILED if document["unequal_bits"] else DONE
 
 
 if __name__ == "__main__":

@@ -83,15 +83,17 @@ def digest(*tensors: Tensor) -> str:
     return sha256_text(" ".join(map(tensor_sha256, tensors)))
 
 
-def in_turn(bench: Bench, name: str, unit: str, repeats: int, sample: Sampled, detail: Entry, **more: Any) -> Entry:
+def in_turn(
+    bench: Bench, name: str, unit: str, repeats: int, sample: Sampled, detail: Entry, mask: Tensor | None = None,
+    calls: int = 1, size: int = 0, tokens: int | None = None, parts: int = 1,
+) -> Entry:  # fmt: skip
     """Measures every arm in turn and returns one row of benchmark.json. Times are in seconds.
 
-    more: `floor`, the mask of the calls whose floor is measured, and `calls`, their number per sample; `bytes` that a
-    sample must read; `tokens` per sample; `parts`, the samples that make a whole, of which none is a warm-up.
+    mask: of the calls whose floor is measured, `calls` of them per sample. size: bytes that a sample must read. tokens:
+    per sample. parts: samples that make a whole; of more than one none is a warm-up.
     """
     bench.note(name)
     before, bits = load(), {}
-    calls, parts = more.get("calls", 1), more.get("parts", 1)
 
     def arm_sample(arm: Arm) -> float:
         seconds, bits[arm.name] = sample(arm)
@@ -105,18 +107,18 @@ def in_turn(bench: Bench, name: str, unit: str, repeats: int, sample: Sampled, d
 
     samples: dict[str, Sample] = {arm.name: partial(arm_sample, arm) for arm in bench.arms}
     for arm in bench.arms:
-        if "floor" in more and arm.name in COLUMNS and arm.kernel in FLOORED:
-            samples[floor_of(arm.name)] = partial(floor_sample, floor(arm.model, more["floor"]))
-    if "bytes" in more:
+        if mask is not None and arm.name in COLUMNS and arm.kernel in FLOORED:
+            samples[floor_of(arm.name)] = partial(floor_sample, floor(arm.model, mask))
+    if size:
         samples[READ] = bench.read
     found = interleaved(samples, repeats * parts, warm_up=int(parts == 1))
     return {
         "name": name,
         "unit": unit,
-        "tokens": more.get("tokens"),
+        "tokens": tokens,
         "load_average": [before, load()],
         "detail": detail,
-        **cells(bench, found, bits, parts, more.get("bytes", 0)),
+        **cells(bench, found, bits, parts, size),
         "unequal_bits": [[a, b] for a, b in bench.required if bits[a] != bits[b]],
     }
 
@@ -175,9 +177,8 @@ def decode(bench: Bench, context: int) -> Entry:
         return watch.seconds / steps, digest(logits, *arm.tensors(cache))
 
     detail = {"context": context, "steps": steps, "read": bench.read.way}
-    more = {"floor": work.call(context)[3][:, :, -1:], "calls": steps}
-    size = costs.step_bytes(bench.config, bench.numeric.dtype, context)
-    return in_turn(bench, f"decode, context {context}", "ms", bench.repeats, sample, detail, bytes=size, **more)
+    mask, size = work.call(context)[3][:, :, -1:], costs.step_bytes(bench.config, bench.numeric.dtype, context)
+    return in_turn(bench, f"decode, context {context}", "ms", bench.repeats, sample, detail, mask, steps, size)
 
 
 def prefill(bench: Bench, length: int) -> Entry:
@@ -190,8 +191,8 @@ def prefill(bench: Bench, length: int) -> Entry:
         return watch.seconds, digest(logits, *arm.tensors(cache))
 
     detail = {"length": length, "flops": costs.prefill_cost(bench.config, bench.numeric.dtype, length).flops}
-    more = {"floor": work.call(length)[3], "tokens": length}
-    return in_turn(bench, f"prefill, {length} tokens", "tokens/s", bench.repeats, sample, detail, **more)
+    name, mask = f"prefill, {length} tokens", work.call(length)[3]
+    return in_turn(bench, name, "tokens/s", bench.repeats, sample, detail, mask, tokens=length)
 
 
 def matrix(bench: Bench, task: Task, prompt: State) -> Entry:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.report.blocks import Alert, Block, Figure, Paragraph, Report, Table, Verdict, column_table, table
+from experiments.report.blocks import Alert, Block, Figure, Paragraph, Report, Table, Verdict, column_table
 from experiments.report.charts import lines as line_chart
 from experiments.report.page import write_report
 from experiments.report.plain import markdown_table
@@ -91,7 +91,7 @@ def speed_table(document: dict[str, Any]) -> Table:
             label = f"over the read limit of {row['limit']['seconds']['median'] * 1e3:.3g} ms"
             lines.append([label, *(_times(cell["over_limit"]) for cell in cells)])
         lines.append([f"bits against {baseline}", *(cell["bits"] for cell in cells)])
-    return table("Speed: median [quartiles]", ["", *names], lines)
+    return Table("Speed: median [quartiles]", ["", *names], lines)
 
 
 def memory_table(document: dict[str, Any]) -> Table:
@@ -104,7 +104,7 @@ def memory_table(document: dict[str, Any]) -> Table:
         lines.append([f"memory, {label}: MB", *(f"{cell[key]['median'] / 1e6:.0f}" for cell in cells)])
     beyond = [f"{(cell['loaded']['median'] - 1.1 * weights) / 1e6:.0f}" for cell in cells]
     lines.append(["peak until loaded beyond 1.1 times the weights: MB", *beyond])
-    return table(f"Fresh processes; weights of {weights / 1e6:.0f} MB", ["", *names], lines)
+    return Table(f"Fresh processes; weights of {weights / 1e6:.0f} MB", ["", *names], lines)
 
 
 def growth_table(document: dict[str, Any]) -> Table:
@@ -114,7 +114,7 @@ def growth_table(document: dict[str, Any]) -> Table:
     for at in sorted({round(i * (len(growth["ends"]) - 1) / 11) for i in range(12)}):
         cells = [f"{growth['step_seconds'][n][at] * 1e3:.3g} / {growth['total_seconds'][n][at]:.3g}" for n in names]
         lines.append([str(growth["ends"][at]), f"{growth['cache_bytes'][at] / 1e6:.3g}", *cells])
-    return table("Growth: ms per step there / s in all up to there", ["context", "K/V, MB", *names], lines)
+    return Table("Growth: ms per step there / s in all up to there", ["context", "K/V, MB", *names], lines)
 
 
 def batch_table(document: dict[str, Any]) -> Table:
@@ -130,7 +130,7 @@ def batch_table(document: dict[str, Any]) -> Table:
     header = ["", "rows together", "rows per minute", "tokens per second", "times as fast as one at a time"]
     header += [f"as {document['baseline']} one at a time", "bits against one at a time", "peak memory, MB"]
     end = "to the end of its answer" if entry["limit"] is None else f"for {entry['limit']} tokens"
-    return table(f"{entry['rows']} rows decoded together, each from its prompt {end}", header, lines)
+    return Table(f"{entry['rows']} rows decoded together, each from its prompt {end}", header, lines)
 
 
 def _figure(spread: dict[str, Any], row: dict[str, Any]) -> str:
@@ -176,7 +176,7 @@ def growth_figures(document: dict[str, Any]) -> list[Figure]:
         ("growth-cache", held, "MB", "Memory of the cache against its length."),
     ):
         lines = [[str(end), *(f"{each[at]:.3g}" for each in curves.values())] for at, end in enumerate(growth["ends"])]
-        data = table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
+        data = Table(f"{caption[:-1]}, {unit}", ["tokens", *curves], lines, folded=True)
         series = [(label, list(zip(growth["ends"], curve))) for label, curve in curves.items()]
         figures.append(line_chart(name, caption, data, series, ("tokens in the cache", unit)))
     return figures

@@ -16,32 +16,26 @@ import click
 from experiments.report.page import write_report
 from experiments.report.runs import find_runs, matched_matrices, read_runs
 from experiments.report.sections import build_report
-from experiments.run.exits import DONE, GATE_FAILED, run_command, say
+from experiments.run.exits import DONE, GATE_FAILED, as_command, say
+
+OUT = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command(help=__doc__)
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("runs") / "report",
-    show_default=True,
-    metavar="DIR",
-    help="Where report.md and report.html go.",
-)
-def main(runs: tuple[Path, ...], out: Path) -> None:
-    def body() -> int:
-        read = read_runs(runs or find_runs(Path("runs")))
-        page = write_report(build_report(read), out)
-        faults = [fault for run in read for fault in run.faults()]
-        for fault in faults:
-            say(f"FAILED: {fault}")
-        for _, _, block in matched_matrices(read):
-            say(f"matrices: {block['reading']}")
-        say(f"report: {page}")
-        return GATE_FAILED if faults else DONE
-
-    run_command(body, "experiments.report", resumes=False)
+@click.option("--out", type=OUT, default=Path("runs") / "report", show_default=True, metavar="DIR",
+              help="Where report.md and report.html go.")  # fmt: skip
+@as_command("experiments.report")
+def main(runs: tuple[Path, ...], out: Path) -> int:
+    read = read_runs(runs or find_runs(Path("runs")))
+    page = write_report(build_report(read), out)
+    faults = [fault for run in read for fault in run.faults()]
+    for fault in faults:
+        say(f"FAILED: {fault}")
+    for _, _, block in matched_matrices(read):
+        say(f"matrices: {block['reading']}")
+    say(f"report: {page}")
+    return GATE_FAILED if faults else DONE
 
 
 if __name__ == "__main__":

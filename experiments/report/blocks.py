@@ -42,8 +42,8 @@ class Table:
     """`rows` under `header`; the first cell of each row names it. folded: shown on demand in HTML, not in Markdown."""
 
     caption: str
-    header: tuple[Cell, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    header: Sequence[Cell]
+    rows: Sequence[Sequence[Cell]]
     folded: bool = False
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Passage(NamedTuple):
     """Text with a label, such as one block of a row or the suffix of some arms."""
 
     label: str
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
     colour: str = "line"  # name in charts.PALETTE
 
 
@@ -92,7 +92,7 @@ class Passages(NamedTuple):
     """Passages under a caption, one below another; columns: all but the first side by side."""
 
     caption: str
-    passages: tuple[Passage, ...]
+    passages: Sequence[Passage]
     columns: bool = False
 
 
@@ -101,7 +101,7 @@ class Section(NamedTuple):
 
     title: str
     anchor: str
-    blocks: tuple["Block", ...]
+    blocks: Sequence["Block"]
 
 
 Block = Paragraph | Alert | Verdict | Table | Figure | Passages | Section
@@ -113,30 +113,25 @@ class RowEntry(NamedTuple):
     run: str
     key: str  # the row's identity in its run
     anchor: str  # identifier within the page
-    facts: tuple[str, ...]  # shown in the list, beside the key
+    facts: Sequence[str]  # shown in the list, beside the key
     flags: frozenset[str]  # of "diverged", "answer", "gate": what the list can be filtered by
     order: dict[str, float]  # of "first", "drift", "margin": what the list can be sorted by
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
 
 
 class Report(NamedTuple):
     title: str
-    blocks: tuple[Block, ...]
-    rows: tuple[RowEntry, ...] = ()
-
-
-def table(caption: str, header: Sequence[Cell], rows: Sequence[Sequence[Cell]], folded: bool = False) -> Table:
-    """Returns a Table from any sequences."""
-    return Table(caption, tuple(header), tuple(tuple(row) for row in rows), folded)
+    blocks: Sequence[Block]
+    rows: Sequence[RowEntry] = ()
 
 
 def column_table(
     caption: str, corner: Cell, columns: Sequence[tuple[Cell, Mapping[str, str]]], absent: str = ""
 ) -> Table:
-    """Returns a Table of (heading, {label: cell}) columns: one row per label, `absent` where a column lacks it."""
+    """Returns a table of (heading, {label: cell}) columns: one row per label, `absent` where a column lacks it."""
     labels = dict.fromkeys(label for _, column in columns for label in column)
     lines = [[label, *(column.get(label, absent) for _, column in columns)] for label in labels]
-    return table(caption, [corner, *(heading for heading, _ in columns)], lines)
+    return Table(caption, [corner, *(heading for heading, _ in columns)], lines)
 
 
 def visible(text: str, lines: bool = False) -> str:

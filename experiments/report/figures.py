@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.report.blocks import Block, Figure, Table, column_table, table
+from experiments.report.blocks import Block, Figure, Table, column_table
 from experiments.report.charts import NO_MARK, cells, dots, histogram, lines, scatter
 from experiments.report.runs import CONSTRUCTIONS, TRANSPLANTS, ArmPair, Pair, Run, follows, pairs
 from experiments.report.values import change, number, rate, scalar, words
@@ -21,12 +21,14 @@ def pair_blocks(name: str, runs: Sequence[Run]) -> list[Block]:
     compared = [pair for run in runs for pair in pairs(run)]
     if not compared:
         return []
-    scored = [pair for pair in compared if "accuracy" in pair.summary]
-    found: list[Block | None] = [rates_figure(f"{name}-rates", compared)]
-    found += [accuracy_figure(f"{name}-accuracy", scored)] if scored else []
-    found += [divergence_figure(f"{name}-divergence", compared), drift_figure(f"{name}-drift", compared)]
-    found += [block for k, pair in enumerate(compared) for block in why_blocks(f"{name}-why-{k}", pair)]
-    found += [transplant_figure(f"{run.anchor}-grid", run) for run in runs]
+    found: list[Block | None] = [
+        rates_figure(f"{name}-rates", compared),
+        accuracy_figure(f"{name}-accuracy", [pair for pair in compared if "accuracy" in pair.summary]),
+        divergence_figure(f"{name}-divergence", compared),
+        drift_figure(f"{name}-drift", compared),
+        *(block for k, pair in enumerate(compared) for block in why_blocks(f"{name}-why-{k}", pair)),
+        *(transplant_figure(f"{run.anchor}-grid", run) for run in runs),
+    ]
     return [block for block in found if block is not None]
 
 
@@ -48,8 +50,8 @@ def _percent(block: dict[str, Any] | None) -> tuple[float, ...]:
     return tuple(100 * value for value in (block["rate"], *block["wilson_95"]))
 
 
-def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure:
-    """Returns the paired accuracy difference with its bootstrap interval, a line per pair."""
+def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
+    """Returns the paired accuracy difference with its bootstrap interval, a line per scored pair; None without one."""
     rows, marks = [], []
     for pair in pairs:
         block = pair.summary["accuracy"]
@@ -61,24 +63,25 @@ def accuracy_figure(name: str, pairs: Sequence[Pair]) -> Figure:
         "Paired accuracy difference with its bootstrap 95 % interval. A dot without a bar has no interval: every row "
         "has the same difference. Zero with few discordant rows does not establish that the constructions are equal."
     )
-    data = table("Accuracy of the two arms", ["run", "first arm", "second arm", "paired difference"], rows)
+    data = Table("Accuracy of the two arms", ["run", "first arm", "second arm", "paired difference"], rows)
     axis = "accuracy, second arm minus first, points"
-    reach = max([5.0, *(abs(value) for mark in marks for value in mark if not math.isnan(value))])
-    return dots(name, caption, data, [("", marks)], axis, (-1.1 * reach, 1.1 * reach))
+    reach = 1.1 * max([5.0, *(abs(value) for mark in marks for value in mark if not math.isnan(value))])
+    return dots(name, caption, data, [("", marks)], axis, (-reach, reach)) if pairs else None
 
 
 def divergence_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
     """Returns the histogram of the first diverging suffix token; None where nothing diverges."""
     found = [(pair.label, [one.first for one in pair.rows if one.first is not None]) for pair in pairs]
-    largest = max((max(indices, default=-1) for _, indices in found), default=-1)
-    if largest < 0:
+    series = [(label, indices) for label, indices in found if indices]
+    if not series:
         return None
+    largest = max(max(indices) for _, indices in series)
     width = next(w for k in range(9) for w in (10**k, 2 * 10**k, 5 * 10**k) if largest < 24 * w)  # at most 24 bins
-    edges = list(range(0, largest + width + 1, width))
-    bins = list(itertools.pairwise(edges))
-    series, columns = [(label, indices) for label, indices in found if indices], []
-    for label, indices in series:
-        columns.append((label, {f"{a} to {b - 1}": str(sum(a <= i < b for i in indices)) for a, b in bins}))
+    edges = range(0, largest + width + 1, width)
+    columns = [
+        (label, {f"{a} to {b - 1}": str(sum(a <= i < b for i in indices)) for a, b in itertools.pairwise(edges)})
+        for label, indices in series
+    ]
     quiet = ", ".join(label for label, indices in found if not indices)
     caption = "Where the suffixes of the two constructions first differ."
     caption += f" No row diverges in {quiet}." if quiet else ""
@@ -90,11 +93,10 @@ def drift_figure(name: str, pairs: Sequence[Pair]) -> Figure | None:
     """Returns the median relative L2 of K and of V by layer; None where every layer is bit-exact."""
     series = []
     for pair, tensor in itertools.product(pairs, ("key", "value")):
-        points = []
-        for k, layer in enumerate(zip(*(one.entry["cache"]["layers"] for one in pair.rows))):
-            drift = [one[tensor]["relative_l2"] for one in layer]
-            points.append((k, statistics.median([value for value in drift if value is not None] or [0.0])))
-        series.append((f"{pair.label}, {tensor[0].upper()}", points))
+        layers = zip(*(one.entry["cache"]["layers"] for one in pair.rows))
+        drifts = [[one[tensor]["relative_l2"] for one in layer] for layer in layers]
+        medians = [statistics.median([one for one in drift if one is not None] or [0.0]) for drift in drifts]
+        series.append((f"{pair.label}, {tensor[0].upper()}", list(enumerate(medians))))
     if not any(drift for _, points in series for _, drift in points):
         return None
     columns = [(label, {str(k): number(drift) for k, drift in points}) for label, points in series]
@@ -121,7 +123,7 @@ def transplant_figure(name: str, run: Run) -> Figure | None:
         f"{run.name}: whose suffix each of the {len(divergent)} divergent rows follows. Where the cache carries the "
         "trajectory, a state's suffixes are those of its cache."
     )
-    data = table("Rows by the suffix they follow", ["state", *sides], states)
+    data = Table("Rows by the suffix they follow", ["state", *sides], states)
     return cells(name, caption, data, found, "suffix that is followed")
 
 
@@ -148,7 +150,7 @@ def _why_counts(pair: Pair, found: Sequence[ArmPair], free: Sequence[float]) -> 
         "choices as close before it, at which both arms agreed": f"median {statistics.median(before):g}",
         near: f"{base} of {len(free)} = {100 * base / len(free):.1f} %",
     }
-    return table(f"Why here, {pair.label}: the first differing token", ["what", "count"], list(counts.items()))
+    return Table(f"Why here, {pair.label}: the first differing token", ["what", "count"], list(counts.items()))
 
 
 def _why_figure(name: str, pair: Pair, found: Sequence[ArmPair], free: Sequence[float]) -> Figure:
@@ -161,15 +163,15 @@ def _why_figure(name: str, pair: Pair, found: Sequence[ArmPair], free: Sequence[
         f"logits. In the shaded half, with {shaded}, the drift at the boundary is at least the margin. Ties are on the "
         "bottom line. The drift at the divergence itself is not recorded."
     )
-    header = ["row", "first differing token", *(f"margin, {arm}" for arm in pair.arms)]
-    header += [*(f"ULP, {arm}" for arm in pair.arms), "boundary drift, mean", "boundary drift, largest"]
     rows = []
     for one in found:
         margins = ["forced" if margin is None else number(margin) for margin in one.margins]
         ulps = ["not recorded" if ulp is None else scalar(ulp) for ulp in one.ulps]
         drift = [number(one.entry["logits"]["mean_abs"]), number(one.drift)]
         rows.append([row_key(one.row), str(one.first), *margins, *ulps, *drift, str(one.before)])
-    data = table(f"Margins where suffixes part, {pair.label}", [*header, "choices as close before"], rows)
+    header = ["row", "first differing token", *(f"{what}, {arm}" for what in ("margin", "ULP") for arm in pair.arms)]
+    header += ["boundary drift, mean", "boundary drift, largest", "choices as close before"]
+    data = Table(f"Margins where suffixes part, {pair.label}", header, rows)
     names = ("largest difference of the boundary logits", "margin at the divergence")
     level = ("median of all free choices", statistics.median(free))
     return scatter(name, caption, data, list(zip(pair.arms, points)), names, level)

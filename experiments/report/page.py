@@ -43,11 +43,9 @@ def write_report(report: Report, out: Path) -> Path:
         write_whole(out / name, text)
     for folder, mark in ((ROWS, ROW_CALL), (FIGURES, VARIABLES)):  # what an earlier report wrote is removed
         for path in (out / folder).glob("*"):
-            if f"{folder}/{path.name}" not in files and path.is_file() and not path.is_symlink():
-                with path.open("rb") as file:
-                    own = mark.encode() in file.read(4096)
-                if own:
-                    path.unlink()
+            left = f"{folder}/{path.name}" not in files and path.is_file() and not path.is_symlink()
+            if left and mark.encode() in path.read_bytes()[:4096]:
+                path.unlink()
     return out / "report.html"
 
 

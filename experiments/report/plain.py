@@ -36,10 +36,13 @@ def _markdown(block: Block, level: int, drawings: bool) -> str:
             return f"{image}{_escaped(caption)}\n\n{markdown_table(data)}"
         case kinds.Passages(caption, passages):
             lines = [[one.label, "".join(span.text for span in one.spans)] for one in passages]
-            return markdown_table(kinds.table(caption, ["part", "text"], lines))
-        case kinds.Section(title):
-            inner = [_markdown(one, level + 1, drawings) for one in block.blocks]
-            return "\n\n".join([f"{'#' * min(level, 6)} {_escaped(title)}", *filter(None, inner)])
+            return markdown_table(Table(caption, ["part", "text"], lines))
+        case kinds.Section(title, _, inner):
+            parts = [
+                f"{'#' * min(level, 6)} {_escaped(title)}",
+                *(_markdown(one, level + 1, drawings) for one in inner),
+            ]
+            return "\n\n".join(filter(None, parts))
 
 
 def markdown_table(table: Table) -> str:

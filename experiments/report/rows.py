@@ -4,45 +4,25 @@ divergence as a drawing."""
 import itertools
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from decode.text import LETTERS
-from experiments.report.blocks import Alert, Block, Figure, Paragraph, RowEntry, Table, column_table, table
+from experiments.report.blocks import Alert, Block, Figure, Paragraph, RowEntry, Table, column_table
 from experiments.report.charts import ROLE_COLOURS, SERIES, Drawing
-from experiments.report.runs import TRANSPLANTS, ArmPair, Run, at, failure, follows, suffix_of
-from experiments.report.texts import Texts, read_texts
+from experiments.report.runs import TRANSPLANTS, ArmPair, Run, at, compared, failure, follows, suffix_of
+from experiments.report.texts import Texts
 from experiments.report.values import number, scalar, words
 from experiments.run.ledger import row_key
 from minimodel.errors import InputError
 from minimodel.roles import ROLE_NAMES
 from stats.donors import DONORS
 
-# the arms that an experiment compares, the first pair that a row holds
-COMPARED = (("live", "prefill"), ("incremental", "prefill"), ("live", "incremental"), ("singleton", "pair"))
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class View:
-    """One row with what its blocks are made of."""
-
-    run: Run
-    row: dict[str, Any]
-    texts: Texts
-    pair: ArmPair | None  # of the compared arms; None where the row failed closed or decodes nothing
-
-
-def view(run: Run, row: dict[str, Any], texts: Texts) -> View:
-    """Returns the row with the pair of arms that its experiment compares."""
-    arms = next((pair for pair in COMPARED if set(pair) <= set(row.get("arms", ()))), None)
-    dtype = str(row.get("dtype") or row.get("cell", run.dtypes[0] if run.dtypes else "")).split("/")[0]
-    return View(run, row, texts, None if arms is None else ArmPair(row, arms, dtype))
-
-
-def find_row(run: Run, name: str) -> dict[str, Any]:
+def find_row(run: Run, name: str) -> Row:
     """Returns the row of that identity, or of that id if only one row has it. InputError lists what there is."""
-    exact = [row for row in run.rows if row_key(row) == name]
-    found = exact or [row for row in run.rows if row["row"] == name]
+    found = [row for row in run.rows if row_key(row) == name] or [row for row in run.rows if row["row"] == name]
     if len(found) == 1:
         return found[0]
     shown = ", ".join(row_key(row) for row in (found or run.rows)[:8])
@@ -50,82 +30,77 @@ def find_row(run: Run, name: str) -> dict[str, Any]:
     raise InputError(f"{run.path}: expected one row named {name!r}, found {len(found)}; rows: {shown}{more}")
 
 
-def row_entries(runs: Sequence[Run]) -> tuple[RowEntry, ...]:
+def row_entries(runs: Sequence[Run]) -> list[RowEntry]:
     """Returns the rows of all runs, in order, for the page's row list."""
-    found: list[RowEntry] = []
-    for run in runs:
-        texts = read_texts(run.manifest)
-        found += [row_entry(view(run, row, texts), f"row-{run.anchor}-{k}") for k, row in enumerate(run.rows)]
-    return tuple(found)
+    return [row_entry(run, row, f"row-{run.anchor}-{k}") for run in runs for k, row in enumerate(run.rows)]
 
 
-def row_entry(one: View, anchor: str) -> RowEntry:
+def row_entry(run: Run, row: Row, anchor: str) -> RowEntry:
     """Returns the row's line in the list, and its blocks."""
-    pair = one.pair
+    pair = compared(run, row)
     order: dict[str, float] = {}
-    facts = {_uncompared(one.row) if pair is None else "suffixes equal": ""}  # text: flag
-    if pair is not None and pair.first is not None:
-        order["first"], facts = float(pair.first), {f"parts at token {pair.first}": "diverged"}
+    facts = {_uncompared(row) if pair is None else "suffixes equal": ""}  # text: flag
+    if pair is not None:
+        if pair.first is not None:
+            order["first"], facts = float(pair.first), {f"parts at token {pair.first}": "diverged"}
         if pair.margin is not None:
             order["margin"], ulp = pair.margin, "" if pair.ulp is None else f" ({scalar(pair.ulp)} ULP)"
             facts[f"margin {number(pair.margin)}{ulp}"] = ""
-    drift = pair.entry.get("cache", {}).get("relative_l2") if pair is not None else None
-    if drift is not None:
-        facts[f"drift {number(drift)}"], order["drift"] = "", -drift  # the largest first
-    if pair is not None and pair.answer_changed:
-        facts["answer changed"] = "answer"
-    if not one.row["passed"]:
+        if (drift := pair.entry.get("cache", {}).get("relative_l2")) is not None:
+            facts[f"drift {number(drift)}"], order["drift"] = "", -drift  # the largest first
+        if pair.answer_changed:
+            facts["answer changed"] = "answer"
+    if not row["passed"]:
         facts["gate failed"] = "gate"
-    flags, blocks = frozenset(filter(None, facts.values())), tuple(row_blocks(one, anchor))
-    return RowEntry(one.run.name, row_key(one.row), anchor, tuple(facts), flags, order, blocks)
+    flags = frozenset(filter(None, facts.values()))
+    return RowEntry(run.name, row_key(row), anchor, list(facts), flags, order, row_blocks(run, row, anchor))
 
 
-def row_blocks(one: View, anchor: str) -> list[Block]:
+def row_blocks(run: Run, row: Row, anchor: str) -> list[Block]:
     """Returns everything about one row."""
-    row, pair, arms, texts = one.row, one.pair, one.row.get("arms", {}), one.texts
+    pair, arms, texts = compared(run, row), row.get("arms", {}), run.texts
     blocks: list[Block] = [Alert(f"gates {text}")] if (text := failure(row)) else []
-    blocks.append(Paragraph(_statement(one)))
+    blocks.append(Paragraph(_statement(row, pair, texts)))
     blocks += [Alert(text, "Note") for text in texts.missing if arms]
     if (task := texts.tasks.get(row["row"])) is not None:
         choices = [(f"choice {letter}", choice) for letter, choice in zip(LETTERS, task.choices)]
         parts = [("question", task.question), *choices, ("expected answer", task.answer)]
-        blocks.append(table("The task", ["part", "text"], parts))
+        blocks.append(Table("The task", ["part", "text"], parts))
     if tokens := row.get("prefix", {}).get("tokens"):
         blocks.append(texts.prefix(tokens))
     if arms:
         suffixes = {words(name): suffix_of(arm) for name, arm in arms.items()}
-        blocks += [texts.suffixes(suffixes), _arms_table(one)]
+        blocks += [texts.suffixes(suffixes), _arms_table(arms, pair, texts)]
     if set(DONORS) <= set(arms):
         lines = [[f"{recipient} state", donor, follows(arms, arm)] for arm, (donor, recipient) in TRANSPLANTS.items()]
-        blocks.append(table("Whose suffix each cache gives", ["recipient", "cache of", "suffix of"], lines))
+        blocks.append(Table("Whose suffix each cache gives", ["recipient", "cache of", "suffix of"], lines))
     if sites := row.get("sites"):
         found = [(words(way), {words(n): site["follows"] for n, site in one.items()}) for way, one in sites.items()]
         blocks.append(column_table("Whom each partial transplant follows", "site", found))
     if pair is not None and (layers := pair.entry.get("cache", {}).get("layers")):
         drifts = ([number(layer[tensor]["relative_l2"]) for tensor in ("key", "value")] for layer in layers)
         caption = "Drift of the boundary cache by layer, relative L2; 0 means equal in every bit"
-        blocks.append(table(caption, ["layer", "K", "V"], [[str(k), *drift] for k, drift in enumerate(drifts)]))
+        blocks.append(Table(caption, ["layer", "K", "V"], [[str(k), *drift] for k, drift in enumerate(drifts)]))
     if pair is not None and tokens and texts.contract is not None:
         lengths = [(role, len(members)) for role, members in texts.by_block([*tokens, *pair.suffixes[0]])]
-        blocks.append(mask_figure(f"{anchor}-mask", lengths, one.run.manifest["visibility"], len(tokens)))
+        blocks.append(mask_figure(f"{anchor}-mask", lengths, run.manifest["visibility"], len(tokens)))
     gates = [[words(gate), "passed" if passed else "FAILED"] for gate, passed in row["gates"].items()]
-    return [*blocks, table("Gates of this row", ["gate", "verdict"], gates, folded=True)]
+    return [*blocks, Table("Gates of this row", ["gate", "verdict"], gates, folded=True)]
 
 
-def _uncompared(row: dict[str, Any]) -> str:
+def _uncompared(row: Row) -> str:
     """What a row without compared arms says: an audit's leaves, or nothing."""
     return f"{row['differing_leaves']} leaves differ" if "differing_leaves" in row else "nothing compared"
 
 
-def _statement(one: View) -> str:
+def _statement(row: Row, pair: ArmPair | None, texts: Texts) -> str:
     """What happened on this row, in a sentence or three."""
-    pair, arms = one.pair, one.row.get("arms", {})
     if pair is None:
-        return f"No suffixes on this row: {_uncompared(one.row)}."
-    (left, right), first = map(words, pair.arms), pair.first
+        return f"No suffixes on this row: {_uncompared(row)}."
+    (left, right), first, arms = map(words, pair.arms), pair.first, row["arms"]
     if first is None:
         return f"{left} and {right} continue with the same {len(pair.suffixes[0])} tokens."
-    a, b = (one.texts.token(at(suffix, first)) for suffix in pair.suffixes)
+    a, b = (texts.token(at(suffix, first)) for suffix in pair.suffixes)
     text = f"{left} and {right} part at token {first} after the boundary: {left} takes {a}, {right} takes {b}."
     if pair.margin is not None:
         drift = f"up to {number(pair.drift)}, {number(pair.entry['logits']['mean_abs'])} on average"
@@ -143,16 +118,14 @@ def margin_text(margin: float | None, ulp: float | None) -> str:
     return f"{number(margin)} (a tie)" if not margin else number(margin) + ("" if ulp is None else f" ({ulp:g} ULP)")
 
 
-def _arms_table(one: View) -> Table:
+def _arms_table(arms: dict[str, Any], pair: ArmPair | None, texts: Texts) -> Table:
     """Each arm's choice at the first divergence with its margin, and its answer with its score."""
-    arms, pair, first = one.row["arms"], one.pair, one.pair.first if one.pair else None
     columns: dict[str, list[str]] = {"arm": list(map(words, arms))}
     columns["tokens"] = [str(len(suffix_of(arm))) for arm in arms.values()]
-    if pair is not None and first is not None:
+    if pair is not None and pair.first is not None:
         ulps = dict(zip(pair.arms, pair.ulps))
-        chosen = [at(suffix_of(arm), first) for arm in arms.values()]
-        margins = [at(arm.get("margins", []), first) for arm in arms.values()]
-        columns["token at the divergence"] = [one.texts.token(token) for token in chosen]
+        margins = [at(arm.get("margins", []), pair.first) for arm in arms.values()]
+        columns["token at the divergence"] = [texts.token(at(suffix_of(arm), pair.first)) for arm in arms.values()]
         columns["margin there"] = ["forced or not recorded" if m is None else number(m) for m in margins]
         columns["in ULP"] = ["" if ulps.get(arm) is None else scalar(ulps[arm]) for arm in arms]
     if any("answer_text" in arm for arm in arms.values()):
@@ -160,7 +133,7 @@ def _arms_table(one: View) -> Table:
     if any("scored" in arm for arm in arms.values()):
         columns["read as"] = [scalar(arm.get("scored")) for arm in arms.values()]
         columns["correct"] = [scalar(arm.get("correct")) for arm in arms.values()]
-    return table("The arms", list(columns), list(zip(*columns.values())))
+    return Table("The arms", list(columns), list(zip(*columns.values())))
 
 
 def mask_figure(
@@ -202,33 +175,33 @@ def mask_figure(
         f"{total} tokens to scale: the strip on top is the token sequence; below it every query (down) and the keys it "
         "may attend to (across). The boundary lies one token into merge."
     )
-    return Figure(name, caption, table("The blocks of this row", ["block", "first position", "tokens"], lines), draw)
+    return Figure(name, caption, Table("The blocks of this row", ["block", "first position", "tokens"], lines), draw)
 
 
-def divergence_drawing(one: View) -> str:
+def divergence_drawing(run: Run, row: Row) -> str:
     """Returns the equal part of the compared suffixes, both continuations, margins, donors and drift as inline SVG.
 
     InputError for a row whose suffixes are equal, and where there is no text.
     """
-    pair, where = one.pair, f"{one.run.path}: row {row_key(one.row)!r}"
+    pair, texts, where = compared(run, row), run.texts, f"{run.path}: row {row_key(row)!r}"
     if pair is None or pair.first is None or "logits" not in pair.entry:
         raise InputError(f"{where}: expected suffixes that part, found none to draw")
-    if one.texts.codec is None:
-        raise InputError(f"{where}: expected its tokenizer; {'; '.join(one.texts.missing)}")
+    if texts.codec is None:
+        raise InputError(f"{where}: expected its tokenizer; {'; '.join(texts.missing)}")
     drawing = Drawing(860, 376)
     drawing.rect(0, 0, 860, 376, "page")
-    length, (left, right) = one.row["prefix"]["length"], map(words, pair.arms)
+    length, (left, right) = row["prefix"]["length"], map(words, pair.arms)
     drawing.text(20, 32, f"One prefix of {length} tokens, one greedy decoder, two caches", 17, weight="600")
     difference = f"{left} and {right} differ only in how the K/V cache was built."
-    drawing.text(20, 54, f"Row {row_key(one.row)}, {pair.dtype}: {difference}", 13, "muted")
-    shared = one.texts.line(pair.suffixes[0][: pair.first])
+    drawing.text(20, 54, f"Row {row_key(row)}, {pair.dtype}: {difference}", 13, "muted")
+    shared = texts.line(pair.suffixes[0][: pair.first])
     drawing.box(20, 112, 250, 120, "line")
     drawing.text(32, 132, f"equal for {pair.first} tokens", 12, "muted")
     shown = shared if len(shared) <= 108 else f"… {shared[-106:]}"
     for line, text in enumerate(textwrap.wrap(shown, 31)[-4:]):
         drawing.text(32, 156 + 19 * line, text, 13)
     for index in (0, 1):
-        _lane(drawing, one, pair, index)
+        _lane(drawing, texts, pair, pair.first, index)
     notes = []
     for label, tensor in (("K", "key"), ("V", "value")):
         drift = [layer[tensor]["relative_l2"] for layer in pair.entry["cache"]["layers"]]
@@ -241,12 +214,12 @@ def divergence_drawing(one: View) -> str:
     return drawing.svg()
 
 
-def _lane(drawing: Drawing, one: View, pair: ArmPair, index: int) -> None:
+def _lane(drawing: Drawing, texts: Texts, pair: ArmPair, first: int, index: int) -> None:
     """One arm: its token in a filled box, what follows, its margin, and the transplants that follow it."""
-    arms, arm, tokens, first = one.row["arms"], pair.arms[index], pair.suffixes[index], pair.first or 0
+    arms, arm, tokens = pair.row["arms"], pair.arms[index], pair.suffixes[index]
     colour, top = SERIES[index], 76 + 118 * index
-    token = one.texts.line(tokens[first : first + 1]).strip() or "(ended)"
-    rest, width = one.texts.line(tokens[first + 1 :]), 8.4 * len(token) + 20
+    token = texts.line(tokens[first : first + 1]).strip() or "(ended)"
+    rest, width = texts.line(tokens[first + 1 :]), 8.4 * len(token) + 20
     drawing.arrow(270, 172, 318, top + 46, colour)
     drawing.text(326, top + 22, f"{words(arm)} cache", 13, colour, weight="600")
     drawing.rect(326, top + 30, width, 30, colour)

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from experiments.report.texts import Texts, read_texts
 from experiments.run.directory import MANIFEST, ROWS, SUMMARY, TIMING, read_run
 from experiments.run.exits import readable
 from experiments.run.ledger import row_key
@@ -22,6 +23,8 @@ from stats.margins import margin_ulps
 CONSTRUCTIONS = ("incremental", "prefill")
 # arm of a whole-cache transplant: (donor, recipient of the cache); the native constructions keep their own cache
 TRANSPLANTS = {arm: DONORS.get(arm, (arm, arm)) for arm in ("incremental", *reversed(DONORS), "prefill")}
+# the arms that an experiment compares, the first pair that a row holds
+COMPARED = (("live", "prefill"), ("incremental", "prefill"), ("live", "incremental"), ("singleton", "pair"))
 
 
 class Fields(dict[str, Any]):
@@ -50,9 +53,9 @@ class Run:
     name: str  # as tables head their columns with it
     anchor: str  # its identifier within a page
     manifest: dict[str, Any]
-    rows: list[dict[str, Any]]
     summary: dict[str, Any]  # empty while the run is unfinished
-    timing: list[dict[str, Any]]  # {row, seconds, arms} per decoded row
+    rows: Sequence[dict[str, Any]] = ()
+    timing: Sequence[dict[str, Any]] = ()  # {row, seconds, arms} per decoded row
 
     @property
     def experiment(self) -> str:
@@ -61,6 +64,11 @@ class Run:
     @property
     def dtypes(self) -> list[str]:
         return list(dict.fromkeys(one["dtype"] for one in self.manifest["numeric"]))
+
+    @cached_property
+    def texts(self) -> Texts:
+        """The tokenizer, contract and tasks behind the rows' token ids."""
+        return read_texts(self.manifest)
 
     def faults(self) -> list[str]:
         """Returns one line for each thing that keeps this run's numbers from being used as they stand."""
@@ -94,7 +102,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         rows = [fields(row, f"{path / ROWS}: row {readable(key)}") for key, row in read.rows.items()]
         lines = read_bytes(timing).split(b"\n")[:-1] if timing.exists() else []
         times = fields([parse_json(line, timing) for line in lines if line], timing)
-        runs.append(Run(path, readable(path.name), anchor, manifest, rows, summary, times))
+        runs.append(Run(path, readable(path.name), anchor, manifest, summary, rows, times))
     return runs
 
 
@@ -185,6 +193,13 @@ class ArmPair:
         """Whether the arms state different answers; by their answers' tokens where no answer is scored."""
         left, right = (self.row["arms"][arm].get("answer") for arm in self.arms)
         return not self.entry.get("answer_equal", left == right)
+
+
+def compared(run: Run, row: dict[str, Any]) -> ArmPair | None:
+    """Returns the pair of arms that the row's experiment compares; None where it failed closed or decodes nothing."""
+    arms = next((pair for pair in COMPARED if set(pair) <= set(row.get("arms", ()))), None)
+    dtype = str(row.get("dtype") or row.get("cell", run.dtypes[0])).split("/")[0]
+    return None if arms is None else ArmPair(row, arms, dtype)
 
 
 @dataclass(frozen=True)

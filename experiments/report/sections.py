@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.report.blocks import Alert, Block, Cell, Figure, Paragraph, Report, Section, Table, Verdict, table
+from experiments.report.blocks import Alert, Block, Cell, Figure, Paragraph, Report, Section, Table, Verdict
 from experiments.report.charts import Drawing
 from experiments.report.figures import pair_blocks
 from experiments.report.rows import row_entries
@@ -61,7 +61,7 @@ def build_report(runs: Sequence[Run]) -> Report:
     grouped = itertools.groupby(runs, key=lambda run: run.experiment)
     about = [experiment_section(experiment, list(members)) for experiment, members in grouped]
     sections = [glance(runs), contract_section(runs), side_by_side(runs), *about, environment(runs)]
-    return Report(TITLE, tuple(section for section in sections if section is not None), row_entries(runs))
+    return Report(TITLE, [section for section in sections if section is not None], row_entries(runs))
 
 
 def glance(runs: Sequence[Run]) -> Section:
@@ -74,7 +74,7 @@ def glance(runs: Sequence[Run]) -> Section:
         verdict = "unfinished" if not run.summary else "all passed" if run.summary["passed"] else "FAILED"
         found = "; ".join(headlines(run))
         lines.append([head(run), run.experiment, ", ".join(run.dtypes), str(len(run.rows)), verdict, found])
-    shown = table("Runs", ["run", "experiment", "dtype", "rows", "gates", "what it found"], lines)
+    shown = Table("Runs", ["run", "experiment", "dtype", "rows", "gates", "what it found"], lines)
     return Section("At a glance", "glance", (*(faults or [Verdict(passed)]), *_mixed(runs), shown))
 
 
@@ -109,17 +109,16 @@ def _recovery(run: Run) -> dict[str, Any] | None:
 def _mixed(runs: Sequence[Run]) -> Iterator[Block]:
     """A note for each way in which the runs were made differently: environment, code, numeric contract."""
     for key, what in (("environment", "environments"), ("code_sha256", "versions of the code")):
-        kinds = {str(run.manifest.get(key)) for run in runs}
-        if len(kinds) > 1:
-            text = f"These runs come from {len(kinds)} different {what}; their bits may differ for that reason."
+        count = len({str(run.manifest.get(key)) for run in runs})
+        if count > 1:
+            text = f"These runs come from {count} different {what}; their bits may differ for that reason."
             yield Alert(text, "Note")
     contracts: dict[str, set[str]] = {}
     for run in runs:  # the cells of one causes run count as one contract
         for dtype, one in {one["dtype"]: one for one in reversed(run.manifest["numeric"])}.items():
             contracts.setdefault(dtype, set()).add(str(one))
     if several := ", ".join(dtype for dtype, kinds in contracts.items() if len(kinds) > 1):
-        text = f"These runs hold several numeric contracts for {several}: see the environment below."
-        yield Alert(text, "Note")
+        yield Alert(f"These runs hold several numeric contracts for {several}: see the environment below.", "Note")
 
 
 def contract_section(runs: Sequence[Run]) -> Section | None:
@@ -133,13 +132,13 @@ def contract_section(runs: Sequence[Run]) -> Section | None:
         "Six blocks in order: prompt, three branches, merge, answer. The attention mask is causal, and in addition "
         "a query of one role sees only the keys of the roles marked in its line."
     )
-    shown = table("Visibility, query role by key role", ["query", *names], lines)
+    shown = Table("Visibility, query role by key role", ["query", *names], lines)
     lines = [[name, fed, replica] for name, (fed, replica, _) in DESIGN.items()]
     figure = Figure(
         "design",
         "The matched design. A matrix compares live with prefill, fixed prefixes compare incremental with prefill at "
         "each precision, the bridge compares live with incremental, and transplants exchange whole caches.",
-        table("The three constructions", ["construction", "fed with", "replica"], lines),
+        Table("The three constructions", ["construction", "fed with", "replica"], lines),
         _draw_design,
         wide=True,
     )
@@ -205,7 +204,7 @@ def side_by_side(runs: Sequence[Run]) -> Section | None:
         "is batch-invariant, nothing differs. The cost is the median, over rows that both decoded, of this line's "
         "seconds over the default's in the same experiment and precision; seconds of a shared machine are rough."
     )
-    return Section("Default, transplant, invariant", "side-by-side", (intro, table("Side by side", header, lines)))
+    return Section("Default, transplant, invariant", "side-by-side", (intro, Table("Side by side", header, lines)))
 
 
 def _compared(run: Run) -> Iterator[Kernels]:
@@ -251,11 +250,10 @@ def experiment_section(experiment: str, runs: Sequence[Run]) -> Section:
     blocks += [gate_table(finished)] if any(run.summary.get("gates") for run in finished) else []
     for run in finished:
         caption = f"Every value of {run.name}/summary.json"
-        values = [
-            (path, repr(one) if isinstance(one, float) else str(one)) for path, one in leaves(run.summary).items()
-        ]
-        blocks.append(table(caption, ["value", head(run)], values, folded=True))
-    return Section(title, f"experiment-{slug}", tuple(blocks))
+        found = leaves(run.summary).items()
+        values = [(path, repr(one) if isinstance(one, float) else str(one)) for path, one in found]
+        blocks.append(Table(caption, ["value", head(run)], values, folded=True))
+    return Section(title, f"experiment-{slug}", blocks)
 
 
 def environment(runs: Sequence[Run]) -> Section:
@@ -277,8 +275,8 @@ def _kinds(caption: str, found: Sequence[tuple[Run, dict[str, Any]]]) -> list[Ta
         kinds.setdefault(repr([one.get(key) for key in varying]), (one, {}))[1][run.name] = None
     same = [[words(key), scalar(found[0][1].get(key))] for key in keys if key not in varying]
     lines = [[", ".join(names), *(scalar(one.get(key)) for key in varying)] for one, names in kinds.values()]
-    differing = table(f"{caption}, where runs differ", ["runs", *map(words, varying)], lines)
-    shared = table(f"{caption}, the same in all runs", ["field", "value"], same)
+    differing = Table(f"{caption}, where runs differ", ["runs", *map(words, varying)], lines)
+    shared = Table(f"{caption}, the same in all runs", ["field", "value"], same)
     return [differing, shared] if varying else [shared]
 
 
@@ -301,7 +299,7 @@ def provenance(run: Run) -> Section:
         ("tasks SHA-256", scalar(manifest.get("tasks_sha256"))),
         *((f"cap, {name}", str(cap)) for name, cap in manifest.get("caps", {}).items()),
     ]
-    return Section(run.name, run.anchor, (table(f"Where {run.name} comes from", ["field", "value"], lines),))
+    return Section(run.name, run.anchor, (Table(f"Where {run.name} comes from", ["field", "value"], lines),))
 
 
 def machine_blocks(document: dict[str, Any]) -> list[Block]:
@@ -328,7 +326,7 @@ def machine_blocks(document: dict[str, Any]) -> list[Block]:
         f"load {document['load']}; torch {record['torch']}, device {document['device']}, "
         f"{document['threads']} threads; memory read {document['read_gigabytes_per_second']:.1f} GB/s"
     )
-    return [table(caption, MACHINE_HEADER, rows), *notes]
+    return [Table(caption, MACHINE_HEADER, rows), *notes]
 
 
 def machine_file(path: Path) -> list[Block]:

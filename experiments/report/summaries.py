@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.causes.rules import ULPS
-from experiments.report.blocks import Alert, Block, Figure, Link, Paragraph, Report, Table, Verdict, column_table, table
+from experiments.report.blocks import Alert, Block, Figure, Link, Paragraph, Report, Table, Verdict, column_table
 from experiments.report.charts import cells, lines
 from experiments.report.plain import render_markdown
 from experiments.report.runs import Pair, Run, matched_matrices, pairs
@@ -51,9 +51,9 @@ def head(run: Run, dtype: str = "") -> Link:
 def run_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
     """Returns report.md of one finished run: what it was made with, its gates, and the same tables as on the page."""
     experiment = str(summary["experiment"])
-    run = Run(Path(), experiment, "run", manifest, [], summary, [])
+    run = Run(Path(), experiment, "run", manifest, summary)
     blocks = [*head_blocks(manifest, summary), gate_table([run]), *endpoint_blocks(experiment, [run])]
-    return render_markdown(Report(f"{experiment}, {summary['dtype']}", tuple(blocks)), drawings=False)
+    return render_markdown(Report(f"{experiment}, {summary['dtype']}", blocks), drawings=False)
 
 
 def head_blocks(manifest: dict[str, Any], summary: dict[str, Any]) -> list[Block]:
@@ -104,7 +104,7 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
     blocks += pair_tables([pair for run in runs for pair in pairs(run)])
     for left, right, block in matched_matrices(runs):
         found = [["rows in both", str(block["rows"])], ["one integer prefix", rate(block["prefix_identity"])]]
-        blocks.append(table(f"Boundary prefixes of {left.name} and {right.name}", ["prefixes", "rows"], found))
+        blocks.append(Table(f"Boundary prefixes of {left.name} and {right.name}", ["prefixes", "rows"], found))
         blocks.append(Paragraph(block["reading"]))
     blocks += [crossing_table(run) for run in runs if (run.summary.get("cross_precision") or {}).get("rows")]
     blocks += [*cautions([run.summary for run in runs]), *drawings]
@@ -194,7 +194,7 @@ def crossing_table(run: Run) -> Table:
             text = change(one) if "difference_points" in one else describe(one) or ""
             rows.append([words(key), "", "", "", text, ""])
     header = [head(run), left, right, f"only {left} / only {right}", f"{right} minus {left}", "McNemar p"]
-    return table(f"{right} against {left} on the same prefixes", header, rows)
+    return Table(f"{right} against {left} on the same prefixes", header, rows)
 
 
 def further_tables(runs: Sequence[Run], wanted: Callable[[str], bool]) -> list[Block]:
@@ -223,7 +223,7 @@ def _records(caption: str, records: Sequence[Any]) -> Table:
     keys = list(dict.fromkeys(key for one in objects for key in one))
     cells = [[dict(entries(one[key])) if key in one else {} for key in keys] for one in objects]
     lines = [["; ".join(f"{label} {text}".strip() for label, text in cell.items()) for cell in row] for row in cells]
-    return table(caption, list(map(words, keys)), lines)
+    return Table(caption, list(map(words, keys)), lines)
 
 
 def causes_blocks(run: Run) -> list[Block]:
@@ -232,7 +232,7 @@ def causes_blocks(run: Run) -> list[Block]:
     blocks: list[Block] = [Alert(f"{cell}: {why}.", "Left out") for cell, why in summary.get("left_out", {}).items()]
     header = ["cell", "cache exact", "first difference", "relative L2, median", "suffix", "answer", "correctness"]
     found = [[key, *_cell(cell)] for key, cell in summary["cells"].items()]
-    blocks.append(table(f"Incremental against prefill in every cell, {name}", header, found))
+    blocks.append(Table(f"Incremental against prefill in every cell, {name}", header, found))
     if summary["verdicts"]:
         blocks.append(_verdicts(run))
     if summary["chunks"]:
@@ -247,14 +247,14 @@ def causes_blocks(run: Run) -> list[Block]:
         if one["rows"]:
             distances = [number(one["median"][arm]["cache_relative_l2"]) for arm in arms]
             found.append([key, *distances, *(str(one["nearer"][side]) for side in (*arms, "equal"))])
-    blocks.append(table(f"Distance of the boundary to FP64, medians and rows, {name}", header, found))
+    blocks.append(Table(f"Distance of the boundary to FP64, medians and rows, {name}", header, found))
     header = ["cell", "diverging rows", *(f"margin within {k} ULP" for k in ULPS)]
     header += ["rank correlation", "ties, all steps"]
     found = []
     for key, one in summary["margins"].items():
         shares = [*(one["within_ulps"][str(k)] for k in ULPS), one["spearman"], one["tied_steps"]]
         found.append([key, str(one["diverging_rows"]), *map(number, shares)])
-    return [*blocks, table(f"Margins at the first divergence, shares, {name}", header, found)]
+    return [*blocks, Table(f"Margins at the first divergence, shares, {name}", header, found)]
 
 
 def _cell(cell: dict[str, Any]) -> list[str]:
@@ -279,7 +279,7 @@ def _verdicts(run: Run) -> Table:
             for one in (found[factor] for factor in factors):
                 line += [scalar(one["sufficient"]), scalar(one["necessary"]), f"{len(one['differs_alone'])} rows"]
             rows.append(line)
-    return table(f"Which default kernel is sufficient, which necessary, {run.name}", header, rows)
+    return Table(f"Which default kernel is sufficient, which necessary, {run.name}", header, rows)
 
 
 def chunks_figure(name: str, chunks: dict[str, dict[str, Any]]) -> Figure:
@@ -313,8 +313,8 @@ def carrier_blocks(run: Run) -> list[Block]:
     ]
     return [
         *(carrier_figure(f"{run.anchor}-{k}", way, sites) for k, way in enumerate(directions)),
-        table(f"Whose suffix follows a partial transplant, {run.name}", header, rows),
-        table("Fewest layers that give the donor's suffix", ["range", "direction", "k, one per row"], ends),
+        Table(f"Whose suffix follows a partial transplant, {run.name}", header, rows),
+        Table("Fewest layers that give the donor's suffix", ["range", "direction", "k, one per row"], ends),
     ]
 
 
@@ -328,5 +328,5 @@ def carrier_figure(name: str, direction: str, sites: dict[str, Any]) -> Figure:
         found.append([(one["count"], one["rate"] or 0.0) if one else None for one in donors])
     way = words(direction)
     caption = f"{way}: rows whose suffix becomes the donor's, by what was transplanted; the darker, the more."
-    data = table(f"Rows that follow the donor, {way}", ["part", *layers], rows)
+    data = Table(f"Rows that follow the donor, {way}", ["part", *layers], rows)
     return cells(name, caption, data, found, "i")

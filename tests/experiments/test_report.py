@@ -2,14 +2,14 @@
 
 import json
 import shutil
+import sys
 from collections import Counter
 
 import pytest
 
-from experiments.report.rows import row_entry, view
+from experiments.report.rows import row_entry
 from experiments.report.runs import read_runs
 from experiments.report.sections import experiment_section, glance, provenance
-from experiments.report.texts import read_texts
 from experiments.run.designs import matrix_summary
 from experiments.run.summary import matched_prefixes
 from minimodel.errors import InputError
@@ -17,17 +17,32 @@ from tests.experiments.report.page import HOSTILE, Page
 from tests.experiments.runs import call, ledger, one_line, rewrite, summary_of
 
 
-def altered(path, to, change):
-    """A copy of a matrix run with changed rows, its summary made anew."""
+@pytest.fixture(autouse=True)
+def no_charts(monkeypatch):
+    """They take most of a report's time and have their own tests."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+def edit(path, **changes):
+    """Changes fields of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def altered(path, to, change=lambda rows: None, **manifest):
+    """A copy of a matrix run with changed rows, its summary made anew, and changed fields of the manifest."""
     shutil.copytree(path, to)
     rows = ledger(to)
     change(rows)
     rewrite(to, rows)
-    manifest = json.loads((to / "manifest.json").read_text())
-    manifest["row_order"] = [row["row"] for row in rows]
-    (to / "manifest.json").write_text(json.dumps(manifest))
+    edit(to / "manifest.json", row_order=[row["row"] for row in rows], **manifest)
     (to / "summary.json").write_text(json.dumps(matrix_summary("bf16", rows)))
     return to
+
+
+def report(tmp_path, *runs):
+    """The command's outcome and its page."""
+    done = call("report", *runs, "--out", tmp_path / "out", cwd=tmp_path)
+    return done, Page((tmp_path / "out/report.html").read_text())
 
 
 def test_a_failed_gate_is_loud_and_its_row_id_harmless(reported, tmp_path):
@@ -36,10 +51,10 @@ def test_a_failed_gate_is_loud_and_its_row_id_harmless(reported, tmp_path):
         rows[0]["gates"]["replica_live"] = rows[0]["passed"] = False
 
     bad = altered(reported[0], tmp_path / "matrix-bad", fail)
-    done = call("report", bad, "--out", tmp_path / "out", cwd=tmp_path)
+    done, page = report(tmp_path, bad)
     assert done.exit_code == 3 and "FAILED: matrix-bad: row" in done.output
-    page = Page((tmp_path / "out/report.html").read_text())
-    assert "img" not in {tag for tag, _ in page.tags} and [tag for tag, _ in page.tags].count("script") == 1
+    tags = [tag for tag, _ in page.tags]
+    assert "img" not in tags and tags.count("script") == 1
     assert ("p", {"class": "alert"}) in page.tags and ("p", {"class": "verdict"}) not in page.tags
     gates = {row[0]: row[1] for row in page.tables["Integrity gates, rows passed"]}
     n = len(ledger(bad))
@@ -51,19 +66,23 @@ def test_an_unfinished_run_gives_no_numbers(reported, tmp_path):
     shutil.copytree(reported[0], tmp_path / "matrix-cut")
     lines = (tmp_path / "matrix-cut/rows.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "matrix-cut/rows.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:50])
-    done = call("report", tmp_path / "matrix-cut", "--out", tmp_path / "out", cwd=tmp_path)
+    done, page = report(tmp_path, tmp_path / "matrix-cut")
     assert done.exit_code == 3 and f"unfinished, 2 of {len(lines)} rows" in done.output
-    page = Page((tmp_path / "out/report.html").read_text())
     assert "Prefill against live" not in page.tables
+
+
+def damage(run):
+    rows = (run / "rows.jsonl").read_text()
+    (run / "rows.jsonl").write_text(rows.replace('"index":0', '"index":7', 1))
 
 
 @pytest.mark.parametrize(
     ("break_it", "parts"),
     [
         (lambda run: (run / "manifest.json").unlink(), ("expected a run directory", "no manifest")),
-        (lambda run: edit(run, passed=False, gates={}), ("summary.json: gates",)),
-        (lambda run: edit(run, rows=1), ("summary.json: rows",)),
-        (lambda run: damage(run), ("line 1", "damage")),
+        (lambda run: edit(run / "summary.json", passed=False, gates={}), ("summary.json: gates",)),
+        (lambda run: edit(run / "summary.json", rows=1), ("summary.json: rows",)),
+        (damage, ("line 1", "damage")),
     ],
 )
 def test_a_run_that_contradicts_itself_is_refused(reported, tmp_path, break_it, parts):
@@ -74,30 +93,19 @@ def test_a_run_that_contradicts_itself_is_refused(reported, tmp_path, break_it, 
     assert not (tmp_path / "out").exists()
 
 
-def edit(run, **changes):
-    (run / "summary.json").write_text(json.dumps({**summary_of(run), **changes}))
-
-
-def damage(run):
-    rows = (run / "rows.jsonl").read_text()
-    (run / "rows.jsonl").write_text(rows.replace('"index":0', '"index":7', 1))
-
-
 def test_the_same_run_twice_and_an_empty_folder_are_refused(reported, tmp_path):
     assert "each run once" in one_line(call("report", reported[0], reported[0], cwd=tmp_path))
     assert "python -m experiments.study" in one_line(call("report", cwd=tmp_path))
 
 
 def test_an_experiment_never_heard_of_is_reported_whole(reported, tmp_path):
-    bad = altered(reported[0], tmp_path / "novel", lambda rows: None)
-    manifest = json.loads((bad / "manifest.json").read_text())
-    (bad / "manifest.json").write_text(json.dumps({**manifest, "experiment": "novelty"}))
+    bad = altered(reported[0], tmp_path / "novel", experiment="novelty")
     kept = {key: summary_of(bad)[key] for key in ("dtype", "rows", "passed", "failed_rows", "gates")}
     share = {"count": 1, "n": 4, "rate": 0.25, "wilson_95": [0.0456, 0.6994]}
     more = {"sites": {"layer 0": {"donor": share}}, "list": [{"a": 1, "b": None}, {"a": 2.5}], "note": "as <b>told</b>"}
     (bad / "summary.json").write_text(json.dumps({"experiment": "novelty", **kept, **more}))
-    assert call("report", bad, "--out", tmp_path / "out", cwd=tmp_path).exit_code == 0
-    page = Page((tmp_path / "out/report.html").read_text())
+    done, page = report(tmp_path, bad)
+    assert done.exit_code == 0
     assert page.tables["Sites"][1] == ["layer 0, donor", "1/4 = 25.0 % [4.6, 69.9]"]
     assert page.tables["list, novel"] == [["a", "b"], ["1", "none"], ["2.5", ""]]
     assert page.tables["Values"][1] == ["note", "as <b>told</b>"]
@@ -105,18 +113,16 @@ def test_an_experiment_never_heard_of_is_reported_whole(reported, tmp_path):
 
 def test_two_matrices_are_joined_by_their_prefixes(every_run, tmp_path):
     pair = (every_run["matrix"], every_run["matrix-fp32"])
-    done = call("report", *pair, "--out", tmp_path / "out", cwd=tmp_path)
+    done, page = report(tmp_path, *pair)
     prefixes = [[row["prefix"] for row in ledger(run)] for run in pair]
     same = sum(a == b for a, b in zip(*prefixes))
     assert f"matrices: bf16 and fp32 reached one integer prefix on {same} of {len(prefixes[0])} rows" in done.stdout
-    page = Page((tmp_path / "out/report.html").read_text())
     rows = dict(page.tables["Boundary prefixes of matrix-bf16 and matrix-fp32"][1:])
     assert rows["one integer prefix"].startswith(f"{same}/{len(prefixes[0])}")
     # another task file is another matrix: nothing is joined
     other = shutil.copytree(pair[1], tmp_path / "other")
-    manifest = json.loads((other / "manifest.json").read_text())
-    (other / "manifest.json").write_text(json.dumps({**manifest, "tasks_sha256": "0" * 64}))
-    assert "matrices:" not in call("report", pair[0], other, "--out", tmp_path / "two", cwd=tmp_path).stdout
+    edit(other / "manifest.json", tasks_sha256="0" * 64)
+    assert "matrices:" not in report(tmp_path, pair[0], other)[0].stdout
 
 
 def test_differing_prefixes_make_a_precision_surface_comparison():
@@ -141,15 +147,15 @@ def kinds(value, depth=3):
 
 def parts(run):
     """What the page takes from one run's manifest, summary and first row."""
-    texts = read_texts(run.manifest)
 
     def of_run():
         glance([run]), provenance(run), experiment_section(run.experiment, [run])
 
+    row = run.rows[0]
     return {
         "manifest": (run.manifest, of_run),
         "summary": (run.summary, of_run),
-        "row": (run.rows[0], lambda: row_entry(view(run, run.rows[0], texts), "x")),
+        "row": (row, lambda: row_entry(run, row, "x")),
     }
 
 

@@ -8,14 +8,19 @@ from tests.experiments.runs import call
 
 @pytest.fixture(scope="session")
 def written(reported, tmp_path_factory):
-    """(page, Markdown) of the report of all runs."""
+    """The directory of the report of all runs. No test may write here."""
     out = tmp_path_factory.mktemp("page")
     done = call("report", *reported, "--out", out, cwd=out)
     assert done.exit_code == 0, done.output
     assert done.output.strip() == f"report: {out / 'report.html'}"
-    return (out / "report.html").read_text(), (out / "report.md").read_text()
+    return out
 
 
 @pytest.fixture(scope="session")
 def page(written):
-    return Page(written[0])
+    return Page((written / "report.html").read_text())
+
+
+@pytest.fixture(scope="session")
+def markdown(written):
+    return (written / "report.md").read_text()

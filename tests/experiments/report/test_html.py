@@ -5,28 +5,15 @@ import hashlib
 import itertools
 import re
 
-from experiments.report.blocks import (
-    Alert,
-    Figure,
-    Link,
-    Paragraph,
-    Passage,
-    Passages,
-    Report,
-    Section,
-    Span,
-    Table,
-    Verdict,
-    table,
-    visible,
-)
+from experiments.report import blocks as kinds
+from experiments.report.blocks import Link, Passage, Report, Section, Span, Table, visible
 from experiments.report.page import render_html
 from experiments.report.plain import render_markdown, render_text
 from tests.experiments.report.page import HOSTILE, Page
 
 
-def test_the_page_fetches_nothing_and_runs_its_own_script_alone(written):
-    html, page = written[0], Page(written[0])
+def test_the_page_fetches_nothing_and_runs_its_own_script_alone(written, page):
+    html = (written / "report.html").read_text()
     assert not re.search(r"https?:|//|@import|(?<![-\w])src\s*=|javascript:|data:", html)
     assert set(re.findall(r"url\((.)", html)) <= {"#"}
     assert not {tag for tag, _ in page.tags} & {"img", "link", "iframe", "object", "embed", "foreignobject"}
@@ -37,8 +24,7 @@ def test_the_page_fetches_nothing_and_runs_its_own_script_alone(written):
     assert "default-src 'none'" in html
 
 
-def test_the_page_reads_without_seeing_it(written):
-    page = Page(written[0])
+def test_the_page_reads_without_seeing_it(page):
     drawings = [named for tag, named in page.tags if tag == "svg"]
     assert all(named["role"] == "img" and len(named["aria-label"]) > 40 for named in drawings)
     assert [tag for tag, _ in page.tags].count("figure") == [tag for tag, _ in page.tags].count("figcaption") > 5
@@ -48,15 +34,15 @@ def test_the_page_reads_without_seeing_it(written):
 
 
 def test_hostile_text_is_text_in_every_kind_of_block():
-    data = table(HOSTILE, ["a", Link(HOSTILE, "there")], [[HOSTILE, HOSTILE]])
+    data = Table(HOSTILE, ["a", Link(HOSTILE, "there")], [[HOSTILE, HOSTILE]])
     blocks = (
-        *(Paragraph(HOSTILE), Alert(HOSTILE), Verdict(HOSTILE), data),
-        Figure("drawn", HOSTILE, data, lambda: "<svg></svg>"),
-        Table(HOSTILE, ("x",), ((HOSTILE,),), folded=True),
-        Passages(HOSTILE, (Passage(HOSTILE, (Span(HOSTILE), Span(HOSTILE, "mark"), Span(HOSTILE, "special"))),)),
+        *(kinds.Paragraph(HOSTILE), kinds.Alert(HOSTILE), kinds.Verdict(HOSTILE), data),
+        kinds.Figure("drawn", HOSTILE, data, lambda: "<svg></svg>"),
+        Table(HOSTILE, ["x"], [[HOSTILE]], folded=True),
+        kinds.Passages(HOSTILE, [Passage(HOSTILE, [Span(HOSTILE, kind) for kind in ("", "mark", "special")])]),
     )
-    report = Report(HOSTILE, (Section(HOSTILE, "there", blocks),))
-    assert "\u202e" not in render_text(report.blocks) and "\x1b" not in render_text([Paragraph("\x1b[31m")])
+    report = Report(HOSTILE, [Section(HOSTILE, "there", blocks)])
+    assert "\u202e" not in render_text(report.blocks) and "\x1b" not in render_text([kinds.Paragraph("\x1b[31m")])
     page = Page(render_html(report)[0])
     assert [tag for tag, _ in page.tags].count("script") == 1 and "img" not in {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)

@@ -4,26 +4,22 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
 from decode.contract import Contract
 from experiments.report.blocks import Paragraph, Passages, Report, RowEntry
 from experiments.report.page import SCRIPT, render_html
-from experiments.report.rows import row_entries, row_entry, view
-from experiments.report.runs import read_runs
+from experiments.report.rows import row_entries, row_entry
+from experiments.report.runs import ArmPair, read_runs
 from experiments.report.texts import Texts, read_texts
 from experiments.run.ledger import row_key
 from stats.endpoints import first_divergence
 from tests.experiments.report.page import HOSTILE, Page
 from tests.experiments.runs import call, ledger, one_line
 
-PAIRS = {"matrix-bf16": ("live", "prefill"), "transplant-bf16": ("incremental", "prefill")}
-
-
-@pytest.fixture(scope="module")
-def matrix(reported):
-    return read_runs([reported[0]])[0]
+LIVE, FIXED = ("live", "prefill"), ("incremental", "prefill")
 
 
 @pytest.fixture(scope="module")
@@ -31,42 +27,44 @@ def contract(study):
     return Contract.load(study / "primary")
 
 
-def divergent(run):
-    left, right = PAIRS[run.name]
-    return next(row for row in run.rows if row["arms"][left]["suffix"] != row["arms"][right]["suffix"])
+@pytest.fixture(scope="module")
+def matrix(reported):
+    return read_runs([reported[0]])[0]
+
+
+def divergent(run, arms):
+    return next(row for row in run.rows if ArmPair(row, arms, "bf16").first is not None)
 
 
 def test_the_list_says_of_every_row_what_the_ledger_says(reported):
-    for path, arms in ((reported[0], PAIRS["matrix-bf16"]), (reported[2], PAIRS["transplant-bf16"])):
-        entries = row_entries(read_runs([path]))
-        rows = ledger(path)
+    for path, arms in ((reported[0], LIVE), (reported[2], FIXED)):
+        entries, rows = row_entries(read_runs([path])), ledger(path)
         assert [entry.key for entry in entries] == [row_key(row) for row in rows]
         for entry, row in zip(entries, rows):
-            pair = row["comparisons"][":".join(arms)]
-            first = first_divergence(*(row["arms"][arm]["suffix"] for arm in arms))
+            pair, sides = row["comparisons"][":".join(arms)], [row["arms"][arm] for arm in arms]
+            first = first_divergence(*(side["suffix"] for side in sides))
             assert ("diverged" in entry.flags) == (first is not None) == (f"parts at token {first}" in entry.facts)
-            answers = [row["arms"][arm]["answer"] for arm in arms]
-            assert ("answer" in entry.flags) == (not pair.get("answer_equal", answers[0] == answers[1]))
+            changed = not pair.get("answer_equal", sides[0]["answer"] == sides[1]["answer"])
+            assert ("answer" in entry.flags) == changed
             assert entry.order["drift"] == -pair["cache"]["relative_l2"] and "gate" not in entry.flags
             if first is not None:
-                assert entry.order["first"] == first
-                assert entry.order["margin"] == min(row["arms"][arm]["margins"][first] for arm in arms)
+                margin = min(side["margins"][first] for side in sides)
+                assert (entry.order["first"], entry.order["margin"]) == (first, margin)
 
 
 def test_a_divergent_row_shows_the_equal_part_once_and_both_tokens_marked(reported, contract):
     run = read_runs([reported[2]])[0]
-    row = divergent(run)
-    one = view(run, row, read_texts(run.manifest))
-    [suffixes] = [b for b in row_entry(one, "x").blocks if isinstance(b, Passages) and b.columns]
+    row = divergent(run, FIXED)
+    [suffixes] = [b for b in row_entry(run, row, "x").blocks if isinstance(b, Passages) and b.columns]
     common, *columns = suffixes.passages
-    first = one.pair.first
+    first = ArmPair(row, FIXED, "bf16").first
     decoded = {tuple(arm["suffix"]) for arm in row["arms"].values()}
     assert len(columns) == len(decoded) >= 2
     assert "".join(span.text for span in common.spans) == shown(contract, row["arms"]["incremental"]["suffix"][:first])
     names = [name.strip() for column in columns for name in column.label.split(",")]
     assert sorted(names) == sorted(name.replace("_", " ") for name in row["arms"])
     for column in columns:
-        assert column.spans[0].kind == "mark" and [span.kind for span in column.spans[1:]].count("mark") == 0
+        assert column.spans[0].kind == "mark" and "mark" not in [span.kind for span in column.spans[1:]]
     marks = {column.spans[0].text for column in columns}
     assert marks == {shown(contract, suffix[first : first + 1]) for suffix in decoded}
 
@@ -88,11 +86,10 @@ def test_tokens_of_text_read_as_the_codec_reads_them_and_others_are_spelled_out(
     assert Texts(None).token(7) == "id 7" and Texts(contract.codec).token(None) == "ended"
 
 
-def test_without_the_runs_checkpoint_the_ids_are_shown_and_it_is_said(reported, tmp_path, study):
-    manifest = json.loads((reported[0] / "manifest.json").read_text())
-    assert read_texts(manifest).missing == () and set(read_texts(manifest).tasks) == {
-        r["row"] for r in ledger(reported[0])
-    }
+def test_without_the_runs_checkpoint_the_ids_are_shown_and_it_is_said(matrix, tmp_path, study):
+    manifest = json.loads(json.dumps(matrix.manifest))
+    texts = read_texts(manifest)
+    assert texts.missing == () and set(texts.tasks) == {row["row"] for row in matrix.rows}
     shutil.copytree(study / "primary", tmp_path / "other")
     raw = json.loads((tmp_path / "other/contract.json").read_text())
     (tmp_path / "other/contract.json").write_text(json.dumps({**raw, "caps": {"branch": 5}}))
@@ -101,22 +98,20 @@ def test_without_the_runs_checkpoint_the_ids_are_shown_and_it_is_said(reported, 
         texts = read_texts(manifest)
         assert texts.contract is texts.codec is None and str(place) in texts.missing[0]
     manifest["information"]["tasks"] = str(tmp_path / "none.jsonl")
-    assert len(read_texts(manifest).missing) == 2
-    run = read_runs([reported[0]])[0]
-    blocks = row_entry(view(run, divergent(run), texts), "x").blocks
+    run = replace(matrix, manifest=manifest)
+    assert len(run.texts.missing) == 2
+    passages = [b for b in row_entry(run, divergent(run, LIVE), "x").blocks if isinstance(b, Passages)]
     ids = " ".join(map(str, run.rows[0]["prefix"]["tokens"][:3]))
-    assert any(isinstance(block, Passages) and block.passages[0].spans[0].text.startswith(ids) for block in blocks)
+    assert any(block.passages[0].spans[0].text.startswith(ids) for block in passages)
 
 
 def entry(number, *more):
-    flags = frozenset({"diverged"} if number % 2 else ())
-    return RowEntry(
-        HOSTILE, f"{HOSTILE}{number}", f"row-{number}", (HOSTILE,), flags, {"first": 1.5}, (Paragraph(HOSTILE), *more)
-    )
+    flags, blocks = frozenset({"diverged"} if number % 2 else ()), [Paragraph(HOSTILE), *more]
+    return RowEntry(HOSTILE, f"{HOSTILE}{number}", f"row-{number}", [HOSTILE], flags, {"first": 1.5}, blocks)
 
 
 def test_rows_beyond_the_limits_stand_in_script_files_beside_the_page():
-    rows = tuple(entry(n, Paragraph("x" * 50_000)) for n in range(230))
+    rows = [entry(n, Paragraph("x" * 50_000)) for n in range(230)]
     page, files = render_html(Report("t", (), rows))
     assert len(page) < 5_000_000
     loaded = re.findall(r'data-file="([^"]+)"', page)
@@ -136,25 +131,25 @@ def test_a_page_of_hostile_rows_stays_a_list():
     page = Page(render_html(Report("t", (), (entry(0), entry(1))))[0])
     items = [named for tag, named in page.tags if tag == "li" and "data-flags" in named]
     assert [item["data-flags"] for item in items] == ["none", "diverged"]
-    assert [tag for tag, _ in page.tags].count("script") == 1 and "img" not in {tag for tag, _ in page.tags}
-    assert [tag for tag, _ in page.tags].count("details") == 2
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("script") == 1 and "img" not in tags and tags.count("details") == 2
 
 
-def test_show_prints_one_row_and_names_what_there_is(reported, study, tmp_path):
-    run = read_runs([reported[0]])[0]
-    row = divergent(run)
-    done = call("show", reported[0], row["row"], "--svg", tmp_path / "one.svg", cwd=tmp_path)
+def test_show_prints_one_row_and_names_what_there_is(matrix, reported, tmp_path):
+    row = divergent(matrix, LIVE)
+    done = call("show", matrix.path, row["row"], "--svg", tmp_path / "one.svg", cwd=tmp_path)
     assert done.exit_code == 0, done.output
-    first = first_divergence(*(row["arms"][arm]["suffix"] for arm in PAIRS["matrix-bf16"]))
+    first = ArmPair(row, LIVE, "bf16").first
     assert f"part at token {first} after the boundary" in done.output and done.output.count(">>>") >= 2
     assert "expected answer" in done.output
     assert ElementTree.parse(tmp_path / "one.svg").getroot().tag.endswith("svg")
-    assert "found 0; rows:" in one_line(call("show", reported[0], "nothing", cwd=tmp_path))
-    assert "found 2; rows: bf16/" in one_line(call("show", reported[1], row["row"], cwd=tmp_path))
-    equal = next(r for r in run.rows if r["arms"]["live"]["suffix"] == r["arms"]["prefill"]["suffix"])
-    assert "expected suffixes that part" in one_line(
-        call("show", reported[0], equal["row"], "--svg", tmp_path / "two.svg", cwd=tmp_path)
-    )
+    equal = next(row["row"] for row in matrix.rows if ArmPair(row, LIVE, "bf16").first is None)
+    for run, *more, refusal in (
+        (matrix.path, "nothing", "found 0; rows:"),
+        (reported[1], row["row"], "found 2; rows: bf16/"),
+        (matrix.path, equal, "--svg", tmp_path / "two.svg", "expected suffixes that part"),
+    ):
+        assert refusal in one_line(call("show", run, *more, cwd=tmp_path))
     assert not (tmp_path / "two.svg").exists()
 
 

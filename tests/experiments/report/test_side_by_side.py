@@ -13,34 +13,29 @@ COLUMNS = ["what", "run", "dtype", "cache bit-exact", "suffix", "chunk sizes exa
 
 
 @pytest.fixture(scope="module")
-def paths(study, tmp_path_factory):
-    root = tmp_path_factory.mktemp("side")
-    run(study, "matrix", root / "invariant", "--dtype", "bf16", "--kernels", "invariant")
-    run(study, "causes", root / "causes", "--dtype", "bf16", "--rows", 2, "--cell", "repeat_kv/plain")
-    run(study, "causes", root / "both", "--dtype", "bf16", "--rows", 2, "--cell", "repeat_kv/plain", "--cell",
-        "blocked/tiled")  # fmt: skip
-    run(study, "transplant", root / "transplant", "--dtype", "bf16", tasks=False)
-    return {"matrix": study / "runs" / "matrix-bf16", **{path.name: path for path in root.iterdir()}}
+def runs(study, every_run, tmp_path_factory):
+    """A default and an invariant matrix, a crossing of both kernels, and a transplant."""
+    root, bf16 = tmp_path_factory.mktemp("side"), ("--dtype", "bf16")
+    run(study, "matrix", root / "invariant", *bf16, "--kernels", "invariant")
+    run(study, "causes", root / "both", *bf16, "--rows", 2, "--cell", "repeat_kv/plain", "--cell", "blocked/tiled")
+    return read_runs([every_run["matrix"], root / "both", every_run["transplant"], root / "invariant"])
 
 
-def lines(paths, *names):
-    section = side_by_side(read_runs([paths[name] for name in names]))
-    [_, found] = section.blocks
+def lines(*runs):
+    [_, found] = side_by_side(runs).blocks
     assert list(found.header) == COLUMNS
     return [dict(zip(COLUMNS, row)) for row in found.rows]
 
 
-def test_default_first_then_transplants_then_invariant_with_its_cost(paths):
-    found = lines(paths, "matrix", "both", "transplant", "invariant")
-    assert [line["what"].split(",")[0] for line in found] == [
-        "default",
-        "default",
-        "whole cache transplanted",
-        "invariant",
-        "invariant",
+def test_default_first_then_transplants_then_invariant_with_its_cost(runs):
+    found, (plain, both, transplant, other) = lines(*runs), runs
+    assert [(line["what"].split(",")[0], line["run"].text) for line in found] == [
+        ("default", "matrix-bf16"),
+        ("default", "both"),
+        ("whole cache transplanted", "transplant-bf16"),
+        ("invariant", "both"),
+        ("invariant", "invariant"),
     ]
-    assert [line["run"].text for line in found] == ["matrix-bf16", "both", "transplant", "both", "invariant"]
-    both, plain, other = (read_runs([paths[name]])[0] for name in ("both", "matrix", "invariant"))
     assert found[0]["suffix"] == f"differs {rate(plain.summary['suffix_disagreement'])}"
     assert found[0]["cache bit-exact"] != found[4]["cache bit-exact"] == f"{len(other.rows)}/{len(other.rows)}"
     sizes = len(both.summary["chunks"]["bf16/blocked/tiled"])
@@ -49,14 +44,16 @@ def test_default_first_then_transplants_then_invariant_with_its_cost(paths):
     seconds = [{line["row"]: line["seconds"] for line in one.timing} for one in (other, plain)]
     ratio = statistics.median(seconds[0][row] / seconds[1][row] for row in seconds[0])
     assert found[4]["cost per row"] == f"{ratio:.2f} ({len(other.rows)} rows)"
-    recovery = read_runs([paths["transplant"]])[0].summary["endpoints"]["bidirectional_donor_recovery"]
+    recovery = transplant.summary["endpoints"]["bidirectional_donor_recovery"]
     assert found[2]["suffix"] == f"follows its donor both ways {rate(recovery)}"
 
 
-def test_without_one_of_the_two_there_is_nothing_to_set_side_by_side(paths):
-    assert side_by_side(read_runs([paths["matrix"], paths["causes"], paths["transplant"]])) is None
-    assert side_by_side(read_runs([paths["invariant"]])) is None
+def test_without_one_of_the_two_there_is_nothing_to_set_side_by_side(runs):
+    plain, _, transplant, other = runs
+    assert side_by_side([plain, transplant]) is None and side_by_side([other]) is None
 
 
-def test_cost_needs_a_default_of_the_same_experiment(paths):
-    assert [line["cost per row"] for line in lines(paths, "causes", "invariant")] == ["1", "not measured"]
+def test_cost_needs_a_default_of_the_same_experiment(runs):
+    default, ours, matrix = lines(runs[1], runs[3])
+    assert default["cost per row"] == "1" and ours["cost per row"].endswith(" (2 rows)")
+    assert matrix["cost per row"] == "not measured"
