@@ -85,14 +85,6 @@ class Drawing:
         """Adds one line of text, its baseline at y."""
         self.add("text", text, x=x, y=y, font_size=size, fill=fill, text_anchor=anchor, font_weight=weight)
 
-    def box(self, x: float, y: float, width: float, height: float, stroke: str, lines: Sequence[str] = ()) -> None:
-        """Adds a frame with rounded corners around centred lines, of which the first is a title."""
-        self.rect(x, y, width, height, "panel", rx=5, stroke=stroke, stroke_width=1.2)
-        top = y + height / 2 - 8 * (len(lines) - 1) + 2
-        for k, line in enumerate(lines):
-            size, fill, weight = (11, "ink", "") if k else (13, stroke, "600")
-            self.text(x + width / 2, top + 17 * k, line, size, fill, "middle", weight)
-
 
 def _n(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")

@@ -195,7 +195,7 @@ def divergence_drawing(run: Run, row: Row) -> str:
     difference = f"{left} and {right} differ only in how the K/V cache was built."
     drawing.text(20, 54, f"Row {row_key(row)}, {pair.dtype}: {difference}", 13, "muted")
     shared = texts.line(pair.suffixes[0][: pair.first])
-    drawing.box(20, 112, 250, 120, "line")
+    drawing.rect(20, 112, 250, 120, "panel", rx=5, stroke="line", stroke_width=1.2)
     drawing.text(32, 132, f"equal for {pair.first} tokens", 12, "muted")
     shown = shared if len(shared) <= 108 else f"… {shared[-106:]}"
     for line, text in enumerate(textwrap.wrap(shown, 31)[-4:]):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.report.blocks import Alert, Block, Cell, Figure, Paragraph, Report, Section, Table, Verdict
-from experiments.report.charts import Drawing
 from experiments.report.figures import pair_blocks
 from experiments.report.rows import row_entries
 from experiments.report.runs import Run, pairs
@@ -41,12 +40,13 @@ EXPERIMENTS = {
     "causes": "Causes. Kernels, precisions and constructions crossed on the same fixed prefixes.",
     "carrier": "Carriers. Partial transplants: which part of the cache carries the trajectory.",
 }
-# construction: (what feeds the tokens, what its replica is, colour)
-DESIGN = {
-    "live": ("kept from ordinary generation", "a bit-exact copy", "third"),
-    "incremental": ("the fixed tokens, one per call", "a bit-exact copy", "first"),
-    "prefill": ("the fixed tokens in one call", "a second, independent call", "second"),
-}
+# construction, what feeds the tokens, what its replica is
+DESIGN = (
+    ("live", "kept from ordinary generation", "a bit-exact copy"),
+    ("incremental", "the fixed tokens, one per call", "a bit-exact copy"),
+    ("prefill", "the fixed tokens in one call", "a second, independent call"),
+)
+DRAWING = Path(__file__).with_name("design.svg")  # prefix, constructions, transplants, suffix decoder (paper, Figure 1)
 TITLE = "Stage replay: what the cache's construction changes"
 DEFAULT, INVARIANT = "/".join(KERNELS["repeat_kv"]), "/".join(KERNELS["invariant"])
 MACHINE_SCHEMA, MACHINE_FILE = "stage-replay-machine-v1", "machine.json"
@@ -133,44 +133,15 @@ def contract_section(runs: Sequence[Run]) -> Section | None:
         "a query of one role sees only the keys of the roles marked in its line."
     )
     shown = Table("Visibility, query role by key role", ["query", *names], lines)
-    lines = [[name, fed, replica] for name, (fed, replica, _) in DESIGN.items()]
     figure = Figure(
         "design",
         "The matched design. A matrix compares live with prefill, fixed prefixes compare incremental with prefill at "
         "each precision, the bridge compares live with incremental, and transplants exchange whole caches.",
-        Table("The three constructions", ["construction", "fed with", "replica"], lines),
-        _draw_design,
+        Table("The three constructions", ["construction", "fed with", "replica"], DESIGN),
+        lambda: DRAWING.read_text(encoding="utf-8").rstrip("\n"),
         wide=True,
     )
     return Section("Matched design and decoding contract", "contract", (figure, intro, shown))
-
-
-def _draw_design() -> str:
-    """Prefix, constructions with replicas, transplants, one suffix decoder, comparisons (the paper's Figure 1)."""
-    drawing = Drawing(760, 396)
-    title = "Matched design: everything but the construction of the cache is held fixed"
-    drawing.text(10, 26, title, 14, weight="600")
-    prefix = ("one prefix z", "integer tokens, roles,", "positions, visibility", "through <|merge|>")
-    drawing.box(10, 152, 138, 104, "ink", prefix)
-    drawing.text(409, 52, "replica", 11, "muted", "middle")
-    for k, (name, (fed, _, colour)) in enumerate(DESIGN.items()):
-        top = 66 + 106 * k
-        drawing.arrow(148, 204, 186, top + 31, colour)
-        drawing.box(190, top, 196, 62, colour, (name, fed, "K/V cache and logits"))
-        drawing.rect(394, top + 10, 30, 42, colour, fill_opacity=0.25)
-        drawing.text(409, top + 35, "=", 15, anchor="middle")
-        drawing.arrow(430, top + 31, 484, 204, colour)
-    for x, (start, end) in ((252, (234, 278)), (324, (278, 234))):
-        drawing.arrow(x, start, x, end, "fail", "4 3")
-    drawing.text(288, 260, "whole", 11, "fail", "middle")
-    drawing.box(488, 168, 118, 72, "ink", ("one greedy", "suffix decoder", "same rules for all"))
-    drawing.arrow(606, 204, 636, 204, "ink")
-    drawing.box(
-        640, 142, 112, 124, "ink", ("compared", "cache, logits", "suffix tokens", "merge, answer", "correctness")
-    )
-    drawing.text(10, 384, "=: a replica must be equal in every bit (gate)", 11, "muted")
-    drawing.text(330, 384, "dashed: the whole cache is replaced by the other's", 11, "muted")
-    return drawing.svg()
 
 
 class Kernels(NamedTuple):
