@@ -15,8 +15,7 @@ MARKUP = re.compile(r"[\\`*\[\]<>|&#~$]|(?<![^\W_])_|_(?![^\W_])")  # an undersc
 
 def render_markdown(report: Report, drawings: bool = True) -> str:
     """Returns the whole document. drawings: whether figures link to their files; their tables are there in any case."""
-    parts = [f"# {_escaped(report.title)}", *(_markdown(block, 2, drawings) for block in report.blocks)]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return _markdown(kinds.Section(report.title, "", report.blocks), 1, drawings) + "\n"
 
 
 def _escaped(text: object) -> str:

@@ -16,6 +16,7 @@ from experiments.report.plain import render_markdown
 from experiments.report.runs import Pair, Run, matched_matrices, pairs
 from experiments.report.values import change, describe, entries, number, rate, scalar, words
 from experiments.run.inputs import shortfall
+from experiments.run.ledger import leaves
 from experiments.run.records import PairEndpoints
 
 MCNEMAR = (
@@ -26,6 +27,7 @@ PANEL = (
     "The rows are a panel that was frozen by its selection rule before any was decoded. Their rates hold for these "
     "rows and do not estimate how often the effect occurs among all tasks or models."
 )
+OWN = "the checkpoint is the one that reached these prefixes, so this run replicates on no other checkpoint."
 NUMERIC = ("dtype", "device", "attention", "linear", "threads")  # what a report says of a numeric contract
 ENVIRONMENT = ("python", "platform", "machine", "torch", "cpu", "cpu_capability", "accelerator")  # the rest: manifest
 LEADING = {"endpoints", "identity"}  # the registered endpoints of an experiment go before everything else
@@ -92,10 +94,7 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
     blocks += [Alert(f"{name}: {text}", "Note") for name, text in short if text]
     for run in runs:
         if run.summary.get("own_checkpoint"):
-            text = (
-                "the checkpoint is the one that reached these prefixes, so this run replicates on no other checkpoint"
-            )
-            blocks.append(Alert(f"{run.name}: {text}.", "Note"))
+            blocks.append(Alert(f"{run.name}: {OWN}", "Note"))
         if label := run.summary.get("interpretation"):
             blocks.append(Verdict(f"Frozen interpretation of {run.name}: {label}."))
         elif "interpretation" in run.summary:
@@ -118,7 +117,7 @@ def cautions(summaries: Sequence[dict[str, Any]]) -> list[Block]:
     """Returns the paper's cautions that apply to any of the summaries, each once."""
     found: list[str] = []
     for summary in summaries:
-        found += [MCNEMAR] if _holds(summary, "mcnemar_p") else []
+        found += [MCNEMAR] if any(path.endswith("mcnemar_p") for path in leaves(summary)) else []
         if novel := (summary.get("endpoints") or {}).get("exact_control_novel_trajectory"):
             some = novel["rate"] is not None
             bound = f"{100 * novel['wilson_95'][1]:.1f} % as its upper bound" if some else "no bound at all"
@@ -128,10 +127,6 @@ def cautions(summaries: Sequence[dict[str, Any]]) -> list[Block]:
             )
         found += [PANEL] if "panel" in summary else []
     return [Alert(text, "Note") for text in dict.fromkeys(found)]
-
-
-def _holds(value: Any, key: str) -> bool:
-    return isinstance(value, dict) and (key in value or any(_holds(inner, key) for inner in value.values()))
 
 
 def gate_table(runs: Sequence[Run]) -> Table:
