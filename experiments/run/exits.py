@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,19 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True) -
             with suppress(OSError, ValueError):  # ValueError: a stream without a file, as a test runner's
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
+
+
+def as_command(module: str, resumes: bool = False) -> Callable[[Callable[..., int]], Callable[..., None]]:
+    """Returns a decorator that runs a function, which returns an exit code, through `run_command`."""
+
+    def decorate(body: Callable[..., int]) -> Callable[..., None]:
+        @wraps(body)
+        def main(**given: Any) -> None:
+            run_command(lambda: body(**given), module, resumes)
+
+        return main
+
+    return decorate
 
 
 def _ending(error: Exception) -> tuple[int, str]:
