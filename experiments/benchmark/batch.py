@@ -116,6 +116,7 @@ def left_padded(calls: Sequence[Call]) -> list[Tensor]:
 
 
 Key = tuple[str, int]  # series, rows decoded together
+Made = list[tuple[tuple[int, ...], str]]  # of each row: its tokens, and the digest of its K/V
 
 
 def batch_runs(bench: Bench, rows: Sequence[Row]) -> tuple[dict[Key, Callable[[], list[Decoded]]], list[str]]:
@@ -145,7 +146,7 @@ def batch(bench: Bench, tasks: Sequence[TaskRow], limit: int | None) -> Entry:
     bench.note(f"batches of {len(tasks)} rows")
     before = load()
     runs, omitted = batch_runs(bench, [Row.after(prompt, limit, bench.numeric.torch_device) for _, prompt in tasks])
-    made: dict[Key, list[tuple[tuple[int, ...], str]]] = {}  # of each row: its tokens, and the digest of its K/V
+    made: dict[Key, Made] = {}
 
     def sample(key: Key) -> float:
         with (watch := bench.watch()):
@@ -155,20 +156,8 @@ def batch(bench: Bench, tasks: Sequence[TaskRow], limit: int | None) -> Entry:
 
     seconds = interleaved({key: partial(sample, key) for key in runs}, bench.long_repeats)
     series: dict[str, dict[str, Entry]] = {}
-    for key in runs:
-        name, own = key[0], (key[0].removesuffix(PADDED), 1)
-        text, bits = (sum(mine[i] != alone[i] for mine, alone in zip(made[key], made[own])) for i in (0, 1))
-        series.setdefault(name, {})[str(key[1])] = {
-            "seconds": (whole := spread(seconds[key])),  # of all rows
-            "samples": seconds[key],
-            "rows_per_minute": 60 * len(tasks) / whole["median"],
-            "tokens_per_second": sum(len(tokens) for tokens, _ in made[key]) / whole["median"],
-            "speed": ratios(seconds[own], seconds[key]),
-            "speed_over_baseline": ratios(seconds[bench.baseline, 1], seconds[key]),
-            "bits": DIFFERS if bits else EQUAL,
-            "rows_with_other_bits": bits,
-            "rows_with_other_text": text,
-        }
+    for name, size in runs:
+        series.setdefault(name, {})[str(size)] = _cell(bench, (name, size), made, seconds)
     for name, cells in series.items():
         bench.note(f"peak memory: {name}")
         run = partial(batch_peaks, [task for task, _ in tasks], limit, [*map(int, cells)], name.endswith(PADDED))
@@ -179,6 +168,23 @@ def batch(bench: Bench, tasks: Sequence[TaskRow], limit: int | None) -> Entry:
     broken += [[f"{size} rows together", name, f"{name} one at a time"] for name, size in differing]
     more = {"load_average": [before, load()], "omitted": omitted, "unequal_bits": broken}
     return {"rows": len(tasks), "limit": limit, "series": series, **more}
+
+
+def _cell(bench: Bench, key: Key, made: dict[Key, Made], seconds: dict[Key, list[float]]) -> Entry:
+    """One series at one size, beside the same arm at one row and beside the baseline."""
+    own, whole = (key[0].removesuffix(PADDED), 1), spread(seconds[key])  # `whole`: of all rows
+    text, bits = (sum(mine[i] != alone[i] for mine, alone in zip(made[key], made[own])) for i in (0, 1))
+    return {
+        "seconds": whole,
+        "samples": seconds[key],
+        "rows_per_minute": 60 * len(made[key]) / whole["median"],
+        "tokens_per_second": sum(len(tokens) for tokens, _ in made[key]) / whole["median"],
+        "speed": ratios(seconds[own], seconds[key]),
+        "speed_over_baseline": ratios(seconds[bench.baseline, 1], seconds[key]),
+        "bits": DIFFERS if bits else EQUAL,
+        "rows_with_other_bits": bits,
+        "rows_with_other_text": text,
+    }
 
 
 def batch_peaks(
