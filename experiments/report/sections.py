@@ -49,6 +49,7 @@ DESIGN = (
 DRAWING = Path(__file__).with_name("design.svg")  # prefix, constructions, transplants, suffix decoder (paper, Figure 1)
 TITLE = "Stage replay: what the cache's construction changes"
 DEFAULT, INVARIANT = "/".join(KERNELS["repeat_kv"]), "/".join(KERNELS["invariant"])
+DECODED = ("boundary", "incremental", "prefill")  # of the time of a causes row; the rest is oracle and chunks
 MACHINE_SCHEMA, MACHINE_FILE = "stage-replay-machine-v1", "machine.json"
 MACHINE_HEADER = ["dtype", "attention", "linear", "copies equal", "rows together", "packed = plain at"]
 MACHINE_HEADER += ["prefill = incremental", "step, ms"]
@@ -187,7 +188,10 @@ def _compared(run: Run) -> Iterator[Kernels]:
     for cell, summary in run.summary.get("cells", {}).items():
         dtype, name = cell.split("/", 1)
         if name in (DEFAULT, INVARIANT) and summary["compared_rows"]:
-            seconds = {t["row"].removeprefix(f"{cell}/"): t["arms"][cell] for t in run.timing if cell in t["arms"]}
+            times = [
+                (t["row"].removeprefix(f"{cell}/"), t["arms"]) for t in run.timing if t["row"].startswith(f"{cell}/")
+            ]
+            seconds = {row: sum(arms.get(part, 0.0) for part in DECODED) for row, arms in times}
             yield Kernels(run, dtype, name, summary, seconds, run.summary["chunks"].get(cell, {}))
 
 
