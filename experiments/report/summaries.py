@@ -90,8 +90,8 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
     """
     reasons = [(run.name, run.summary.get("no_result")) for run in runs]
     blocks: list[Block] = [Alert(f"{name}: {why}", "The endpoints are no result") for name, why in reasons if why]
-    short = [(run.name, shortfall(run.summary["panel"])) for run in runs if "panel" in run.summary]
-    blocks += [Alert(f"{name}: {text}", "Note") for name, text in short if text]
+    panels = [(run.name, run.summary["panel"]) for run in runs if "panel" in run.summary]
+    blocks += [Alert(f"{name}: {text}", "Note") for name, panel in panels for text in shortfall(panel)]
     for run in runs:
         if run.summary.get("own_checkpoint"):
             blocks.append(Alert(f"{run.name}: {OWN}", "Note"))

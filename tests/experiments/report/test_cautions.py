@@ -27,6 +27,7 @@ def test_each_caution_stands_once_where_it_applies():
 def test_the_page_and_a_runs_own_report_carry_them(reported, page, markdown):
     whole = "".join(page.text)
     assert whole.count(MCNEMAR) >= 2 and whole.count(PANEL) >= 2 and "low artifact rate" in whole
+    assert "transplant-bf16: Fewer rows than the design wants: " in whole
     matrix, _, transplant, _ = ((path / "report.md").read_text() for path in reported)
     assert MCNEMAR in markdown and MCNEMAR in matrix and PANEL not in matrix
     assert PANEL in transplant and "low artifact rate" in transplant
