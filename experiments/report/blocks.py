@@ -137,6 +137,7 @@ def column_table(
 def visible(text: str, lines: bool = False) -> str:
     """Returns `text` with every character without a glyph (controls, bidirectional overrides, lone surrogates) spelled
     out, so that user data cannot hide or reorder what stands around it. lines: keeps line breaks and spaces."""
-    if not lines and not text.isprintable():
-        text = " ".join(text.split())
+    if text.isprintable():
+        return text
+    text = text if lines else " ".join(text.split())
     return "".join(c if c.isprintable() or (lines and c == "\n") else ascii(c)[1:-1] for c in text)
