@@ -72,9 +72,9 @@ class Drawing:
     def polygon(self, points: Sequence[Point], fill: str, **more: str | float) -> None:
         self.add("polygon", points=" ".join(f"{_n(x)},{_n(y)}" for x, y in points), fill=fill, **more)
 
-    def arrow(self, x1: float, y1: float, x2: float, y2: float, stroke: str, dash: str = "") -> None:
+    def arrow(self, x1: float, y1: float, x2: float, y2: float, stroke: str) -> None:
         """Adds a line with a head at its second end."""
-        self.line([(x1, y1), (x2, y2)], stroke, 1.4, dash)
+        self.line([(x1, y1), (x2, y2)], stroke, 1.4)
         angle = math.atan2(y2 - y1, x2 - x1)
         wings = [(x2 - 8 * math.cos(angle + a), y2 - 8 * math.sin(angle + a)) for a in (-0.42, 0.42)]
         self.polygon([(x2, y2), *wings], stroke)
