@@ -1,11 +1,10 @@
-"""Drawings as SVG, and charts by matplotlib, the extra `plots`.
+"""The colours of drawings, and charts by matplotlib, the extra `plots`.
 
 Colours are the variables of PALETTE, so that a drawing within a page follows it into dark mode and print. Series differ
 by marker and line as well as by colour. A chart is drawn over matplotlib's defaults: no matplotlibrc, backend or
 setting of a caller changes it, and the same numbers give the same bytes.
 """
 
-import html
 import io
 import math
 import os
@@ -41,53 +40,6 @@ VARIABLES = f"""\
 @media print {{ :root {{ color-scheme: light; {_LIGHT} }} }}
 """
 Point = tuple[float, float]
-
-
-class Drawing:
-    """SVG elements in drawing order, with coordinates from 0 to width and height."""
-
-    def __init__(self, width: float, height: float) -> None:
-        self.width, self.height = width, height
-        self._parts: list[str] = []
-
-    def svg(self) -> str:
-        """Returns the inline <svg> element, without namespace and size."""
-        return "\n".join([f'<svg viewBox="0 0 {_n(self.width)} {_n(self.height)}">', *self._parts, "</svg>"])
-
-    def add(self, tag: str, text: str | None = None, /, **attributes: str | float) -> None:
-        """Adds an element. `fill` and `stroke` are names in PALETTE or "none"; an empty attribute is left out."""
-        for key in {"fill", "stroke"} & set(attributes):
-            attributes[key] = f"var(--{attributes[key]})" if attributes[key] != "none" else "none"
-        shown = [f'{key.replace("_", "-")}="{_n(value)}"' for key, value in attributes.items() if value != ""]
-        body = "/>" if text is None else f">{html.escape(visible(text), quote=False)}</{tag}>"
-        self._parts.append(f"<{tag} {' '.join(shown)}{body}")
-
-    def rect(self, x: float, y: float, width: float, height: float, fill: str, **more: str | float) -> None:
-        self.add("rect", x=x, y=y, width=width, height=height, fill=fill, **more)
-
-    def line(self, points: Sequence[Point], stroke: str, width: float = 1, dash: str = "") -> None:
-        drawn = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
-        self.add("polyline", points=drawn, fill="none", stroke=stroke, stroke_width=width, stroke_dasharray=dash)
-
-    def polygon(self, points: Sequence[Point], fill: str, **more: str | float) -> None:
-        self.add("polygon", points=" ".join(f"{_n(x)},{_n(y)}" for x, y in points), fill=fill, **more)
-
-    def arrow(self, x1: float, y1: float, x2: float, y2: float, stroke: str) -> None:
-        """Adds a line with a head at its second end."""
-        self.line([(x1, y1), (x2, y2)], stroke, 1.4)
-        angle = math.atan2(y2 - y1, x2 - x1)
-        wings = [(x2 - 8 * math.cos(angle + a), y2 - 8 * math.sin(angle + a)) for a in (-0.42, 0.42)]
-        self.polygon([(x2, y2), *wings], stroke)
-
-    def text(
-        self, x: float, y: float, text: str, size: float = 11, fill: str = "ink", anchor: str = "", weight: str = ""
-    ) -> None:
-        """Adds one line of text, its baseline at y."""
-        self.add("text", text, x=x, y=y, font_size=size, fill=fill, text_anchor=anchor, font_weight=weight)
-
-
-def _n(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def standalone(svg: str) -> str:

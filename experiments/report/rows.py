@@ -1,14 +1,17 @@
 """One ledger row as blocks: its verdict, question, branches, suffixes, answers, drift, mask and donors; and one
 divergence as a drawing."""
 
+import html
 import itertools
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from decode.text import LETTERS
-from experiments.report.blocks import Alert, Block, Figure, Paragraph, RowEntry, Table, column_table
-from experiments.report.charts import ROLE_COLOURS, SERIES, Drawing
+from experiments.report.blocks import Alert, Block, Figure, Paragraph, RowEntry, Table, column_table, visible
+from experiments.report.charts import ROLE_COLOURS
 from experiments.report.runs import TRANSPLANTS, ArmPair, Run, at, compared, failure, follows, suffix_of
 from experiments.report.texts import Texts
 from experiments.report.values import number, scalar, words
@@ -18,6 +21,7 @@ from minimodel.roles import ROLE_NAMES
 from stats.donors import DONORS
 
 Row = dict[str, Any]
+DIVERGENCE = Path(__file__).with_name("divergence.svg")  # the drawing of a divergence, without its texts
 
 
 def find_row(run: Run, name: str) -> Row:
@@ -151,24 +155,25 @@ def mask_figure(
         return edge + key / total * (428 - edge), 24 + query / total * 256
 
     def draw() -> str:
-        drawing = Drawing(440, 334)
+        parts = ['<svg viewBox="0 0 440 334">']
         for label, (query, height), top in zip(names, blocks, starts):
             for (key, width), left in zip(blocks, starts):
                 if left <= top and visibility[query][key]:
                     down, across = top + height, left + width
                     corners = [place(left, top), place(left, down), place(across, down), place(across, top)]
                     shape, opacity = (corners[:3], 0.75) if left == top else (corners, 0.4)  # causal within one block
-                    drawing.polygon(shape, ROLE_COLOURS[key], fill_opacity=opacity)
-            drawing.rect(place(top, 0)[0], 10, place(height, 0)[0] - edge, 9, ROLE_COLOURS[query])
-            drawing.line([place(0, top), place(total, top)], "line", 0.7)
-            drawing.text(edge - 7, place(0, top + height / 2)[1] + 4, label, anchor="end")
-        x = place(boundary, 0)[0]
-        drawing.line([(x, 10), place(boundary, total)], "ink", 1.2, "4 3")
-        drawing.text(x - 4, 36, "boundary", anchor="end")
+                    fill = f'fill="var(--{ROLE_COLOURS[key]})" fill-opacity="{opacity}"'
+                    parts.append(f'<polygon points="{_points(shape)}" {fill}/>')
+            size = f'x="{_n(place(top, 0)[0])}" y="10" width="{_n(place(height, 0)[0] - edge)}" height="9"'
+            parts.append(f'<rect {size} fill="var(--{ROLE_COLOURS[query]})"/>')
+            parts.append(_line([place(0, top), place(total, top)], 'stroke="var(--line)" stroke-width="0.7"'))
+            parts.append(_text(edge - 7, place(0, top + height / 2)[1] + 4, label, "end"))
+        x, dashed = place(boundary, 0)[0], 'stroke="var(--ink)" stroke-width="1.2" stroke-dasharray="4 3"'
+        parts += [_line([(x, 10), place(boundary, total)], dashed), _text(x - 4, 36, "boundary", "end")]
         for position, anchor in ((0, "start"), (total // 2, "middle"), (total, "end")):
-            drawing.text(place(position, 0)[0], 297, str(position), anchor=anchor)
-        drawing.text(place(total / 2, 0)[0], 322, "key position, tokens", 12, anchor="middle")
-        return drawing.svg()
+            parts.append(_text(place(position, 0)[0], 297, str(position), anchor))
+        parts.append(_text(place(total / 2, 0)[0], 322, "key position, tokens", "middle", 12))
+        return "\n".join([*parts, "</svg>"])
 
     lines = [[label, str(start), str(length)] for label, (_, length), start in zip(names, blocks, starts)]
     caption = (
@@ -176,6 +181,23 @@ def mask_figure(
         "may attend to (across). The boundary lies one token into merge."
     )
     return Figure(name, caption, Table("The blocks of this row", ["block", "first position", "tokens"], lines), draw)
+
+
+def _n(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+
+
+def _line(points: Sequence[tuple[float, float]], stroke: str) -> str:
+    return f'<polyline points="{_points(points)}" fill="none" {stroke}/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, size: int = 11) -> str:
+    place = f'x="{_n(x)}" y="{_n(y)}" font-size="{size}"'
+    return f'<text {place} fill="var(--ink)" text-anchor="{anchor}">{text}</text>'
 
 
 def divergence_drawing(run: Run, row: Row) -> str:
@@ -188,49 +210,37 @@ def divergence_drawing(run: Run, row: Row) -> str:
         raise InputError(f"{where}: expected suffixes that part, found none to draw")
     if texts.codec is None:
         raise InputError(f"{where}: expected its tokenizer; {'; '.join(texts.missing)}")
-    drawing = Drawing(860, 376)
-    drawing.rect(0, 0, 860, 376, "page")
-    length, (left, right) = row["prefix"]["length"], map(words, pair.arms)
-    drawing.text(20, 32, f"One prefix of {length} tokens, one greedy decoder, two caches", 17, weight="600")
-    difference = f"{left} and {right} differ only in how the K/V cache was built."
-    drawing.text(20, 54, f"Row {row_key(row)}, {pair.dtype}: {difference}", 13, "muted")
     shared = texts.line(pair.suffixes[0][: pair.first])
-    drawing.rect(20, 112, 250, 120, "panel", rx=5, stroke="line", stroke_width=1.2)
-    drawing.text(32, 132, f"equal for {pair.first} tokens", 12, "muted")
-    shown = shared if len(shared) <= 108 else f"… {shared[-106:]}"
-    for line, text in enumerate(textwrap.wrap(shown, 31)[-4:]):
-        drawing.text(32, 156 + 19 * line, text, 13)
-    for index in (0, 1):
-        _lane(drawing, texts, pair, pair.first, index)
-    notes = []
-    for label, tensor in (("K", "key"), ("V", "value")):
+    shown = textwrap.wrap(shared if len(shared) <= 108 else f"… {shared[-106:]}", 31)[-4:]
+    values = {f"shared_{line}": at(shown, line) or "" for line in range(4)}
+    values |= {"length": str(row["prefix"]["length"]), "row": row_key(row), "dtype": pair.dtype}
+    values |= {"first": str(pair.first), "drift": number(pair.drift)}
+    values["size"] = "at least" if pair.margin is not None and pair.margin <= pair.drift else "less than"
+    for tensor in ("key", "value"):
         drift = [layer[tensor]["relative_l2"] for layer in pair.entry["cache"]["layers"]]
-        most = max(drift)
-        notes.append(f"{label} {number(drift[0])} in layer 0, at most {number(most)}, in layer {drift.index(most)}")
-    drawing.text(20, 330, f"Boundary caches apart, relative L2: {'; '.join(notes)}.", 13)
-    size = "at least" if pair.margin is not None and pair.margin <= pair.drift else "less than"
-    text = f"Boundary logits apart by up to {number(pair.drift)}, {size} the smaller margin of the choice."
-    drawing.text(20, 352, text, 13)
-    return drawing.svg()
+        most = f"at most {number(max(drift))}, in layer {drift.index(max(drift))}"
+        values[tensor] = f"{tensor[0].upper()} {number(drift[0])} in layer 0, {most}"
+    for index in (0, 1):
+        values |= {f"{name}_{index}": text for name, text in _lane(texts, pair, pair.first, index).items()}
+    shape = Template(DIVERGENCE.read_text(encoding="utf-8").rstrip("\n"))
+    return shape.substitute({name: html.escape(visible(text), quote=False) for name, text in values.items()})
 
 
-def _lane(drawing: Drawing, texts: Texts, pair: ArmPair, first: int, index: int) -> None:
-    """One arm: its token in a filled box, what follows, its margin, and the transplants that follow it."""
+def _lane(texts: Texts, pair: ArmPair, first: int, index: int) -> dict[str, str]:
+    """The texts of one arm: its token, what follows, its margin, and the transplants that follow it."""
     arms, arm, tokens = pair.row["arms"], pair.arms[index], pair.suffixes[index]
-    colour, top = SERIES[index], 76 + 118 * index
-    token = texts.line(tokens[first : first + 1]).strip() or "(ended)"
-    rest, width = texts.line(tokens[first + 1 :]), 8.4 * len(token) + 20
-    drawing.arrow(270, 172, 318, top + 46, colour)
-    drawing.text(326, top + 22, f"{words(arm)} cache", 13, colour, weight="600")
-    drawing.rect(326, top + 30, width, 30, colour)
-    drawing.text(326 + width / 2, top + 50, token, 15, "page", "middle", "600")
-    drawing.text(326 + width + 10, top + 50, rest if len(rest) <= 62 else f"{rest[:60]} …", 13)
+    token, rest = texts.line(tokens[first : first + 1]).strip() or "(ended)", texts.line(tokens[first + 1 :])
+    width = 8.4 * len(token) + 20  # of the filled box around the token
     moved = "".join(
         f"; moved into the {recipient} state it gives the same suffix"
         for name, (donor, recipient) in DONORS.items()
         if donor == arm and name in arms and suffix_of(arms[name]) == tokens
     )
-    margin = f"margin {margin_text(pair.margins[index], pair.ulps[index])}{moved}"
-    drawing.text(326, top + 80, margin, 12, "muted")
-    answer = " ".join(str(arms[arm].get("answer_text", "")).split())
-    drawing.text(326, top + 98, f"answer: {answer[:62]}", 12, "muted")
+    return {
+        **{"width": _n(width), "centre": _n(326 + width / 2), "after": _n(336 + width)},
+        "arm": words(arm),
+        "token": token,
+        "rest": rest if len(rest) <= 62 else f"{rest[:60]} …",
+        "margin": f"{margin_text(pair.margins[index], pair.ulps[index])}{moved}",
+        "answer": " ".join(str(arms[arm].get("answer_text", "")).split())[:62],
+    }

@@ -1,5 +1,6 @@
 """The page's list of rows, one row as blocks, and the same on the terminal: everything is the ledger's."""
 
+import copy
 import json
 import re
 import shutil
@@ -10,8 +11,9 @@ import pytest
 
 from decode.contract import Contract
 from experiments.report.blocks import Paragraph, Passages, Report, RowEntry
+from experiments.report.charts import standalone
 from experiments.report.page import SCRIPT, render_html
-from experiments.report.rows import row_entries, row_entry
+from experiments.report.rows import divergence_drawing, row_entries, row_entry
 from experiments.report.runs import ArmPair, read_runs
 from experiments.report.texts import Texts, read_texts
 from experiments.run.ledger import row_key
@@ -151,6 +153,15 @@ def test_show_prints_one_row_and_names_what_there_is(matrix, reported, tmp_path)
     ):
         assert refusal in one_line(call("show", run, *more, cwd=tmp_path))
     assert not (tmp_path / "two.svg").exists()
+
+
+def test_texts_of_a_drawing_are_data(matrix):
+    row = copy.deepcopy(divergent(matrix, LIVE))
+    for arm in row["arms"].values():
+        arm["answer_text"] = "\u202e" + HOSTILE
+    drawing = divergence_drawing(matrix, row)
+    assert "<img" not in drawing and "<script" not in drawing and drawing.count(r"\u202e&lt;img") == 2
+    ElementTree.fromstring(standalone(drawing))
 
 
 def test_a_row_of_every_experiment_can_be_shown_as_text(every_run, tmp_path):
