@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decode.text import TextCodec, check_template, json_sha256
 from minimodel.checkpoint import CONFIG, CONTRACT, TOKENIZER, Checkpoint
-from minimodel.config import ModelConfig
+from minimodel.config_file import read_config, read_rules
 from minimodel.errors import InputError, refuse
 from minimodel.files import checkpoint_directory, inside, read_json_object
 from minimodel.roles import NUM_ROLES, ROLE_NAMES, ROLE_OFFSET, VISIBILITY, RoleRules
@@ -46,41 +46,30 @@ class Contract:
         For a stock checkpoint, InputError names the command to run.
         """
         if isinstance(checkpoint, Checkpoint):
-            directory, raw, rules, config = (
-                checkpoint.directory,
-                checkpoint.contract,
-                checkpoint.rules,
-                checkpoint.config,
-            )
+            directory, raw, vocab_size = checkpoint.directory, checkpoint.contract, checkpoint.config.vocab_size
         else:
-            directory, raw, rules = checkpoint_directory(checkpoint), None, None
+            directory, raw, vocab_size = checkpoint_directory(checkpoint), None, 0
             if inside(directory, CONTRACT).exists():
-                raw = read_json_object(inside(directory, CONTRACT))
-                config = ModelConfig.from_dict(read_json_object(inside(directory, CONFIG)), str(directory / CONFIG))
+                raw, config = (read_json_object(inside(directory, name)) for name in (CONTRACT, CONFIG))
+                vocab_size = read_config(config, str(directory / CONFIG)).vocab_size
         if raw is None:
             raise InputError(
                 f"{directory}: expected contract.json, found none: a stock checkpoint; adapt it with "
                 f"python -m experiments.adapt --base {directory} --out DIR"
             )
-        return cls.from_parts(raw, inside(directory, TOKENIZER), config.vocab_size, str(directory / CONTRACT), rules)
+        return cls.from_parts(raw, inside(directory, TOKENIZER), vocab_size, str(directory / CONTRACT))
 
     @classmethod
-    def from_parts(
-        cls, raw: dict[str, Any], tokenizer: Path, vocab_size: int, where: str, rules: RoleRules | None = None
-    ) -> "Contract":
-        """From contract.json's object, the path of tokenizer.json and the rows of the output head.
-
-        `rules`: the object's role rules, where they have been read before.
-        """
+    def from_parts(cls, raw: dict[str, Any], tokenizer: Path, vocab_size: int, where: str) -> "Contract":
+        """From contract.json's object, the path of tokenizer.json and the rows of the output head."""
         unknown = sorted(set(raw) - KEYS)
         if unknown:
             raise refuse(f"{where}: keys", " ".join(sorted(KEYS)), unknown[0])
         if raw.get("schema", SCHEMA) != SCHEMA:
             raise refuse(f"{where}: schema", repr(SCHEMA), raw["schema"])
         opening, closing = delimiter_names(raw, where)
-        codec = TextCodec.load(
-            tokenizer, check_template(raw.get("prompt_template", TEMPLATE), f"{where}: prompt_template")
-        )
+        template = check_template(raw.get("prompt_template", TEMPLATE), f"{where}: prompt_template")
+        codec = TextCodec.load(tokenizer, template)
         ids = [codec.special_id(name, where) for name in (*opening, *closing)]
         if max(ids) >= vocab_size:
             raise refuse(f"{where}: delimiter ids", f"below vocab_size {vocab_size}", max(ids))
@@ -88,7 +77,7 @@ class Contract:
         open_ids, close_ids = tuple(ids[:NUM_ROLES]), tuple(ids[NUM_ROLES:])
         eligible = ordinary.repeat(NUM_ROLES, 1)
         eligible[list(range(NUM_ROLES)), list(close_ids)] = True
-        caps, rules = _caps(raw.get("caps", {}), where), rules or RoleRules.from_contract(raw, where)
+        caps, rules = _caps(raw.get("caps", {}), where), read_rules(raw, where)
         return cls(open_ids, close_ids, caps, rules, codec, ordinary, eligible)
 
     def meaning(self) -> dict[str, Any]:

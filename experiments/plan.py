@@ -19,6 +19,7 @@ from experiments.run.exits import DONE, run_command
 from experiments.run.options import with_options
 from minimodel.checkpoint import CONFIG
 from minimodel.config import ModelConfig
+from minimodel.config_file import read_config
 from minimodel.errors import InputError, refuse
 from minimodel.files import read_json_object
 from minimodel.numerics import DTYPES
@@ -37,7 +38,7 @@ SHAPES = {  # from each model's config.json
     "qwen2.5-32b": (5120, 27648, 64, 40, 8, 152064, False),
     "qwen2.5-72b": (8192, 29568, 80, 64, 8, 152064, False),
 }
-PRESETS = {name: ModelConfig.from_dict({**SAME, **dict(zip(COLUMNS, shape))}, name) for name, shape in SHAPES.items()}
+PRESETS = {name: read_config({**SAME, **dict(zip(COLUMNS, shape))}, name) for name, shape in SHAPES.items()}
 
 
 def plan_line(
@@ -113,7 +114,7 @@ def main(
         file = config if checkpoint is None else checkpoint / CONFIG
         configs = PRESETS if model is None else {model: PRESETS[model]}
         if file is not None:
-            configs = {str(checkpoint or config): ModelConfig.from_dict(read_json_object(file), str(file))}
+            configs = {str(checkpoint or config): read_config(read_json_object(file), str(file))}
         context = min(config.max_position_embeddings for config in configs.values())
         length = max(1, min(PREFIX, context - suffix)) if prefix is None else prefix
         if length + suffix > context:

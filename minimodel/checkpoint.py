@@ -1,23 +1,17 @@
 """A checkpoint directory: which files, which tensors, and their names and shapes checked before any is read."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from minimodel import files
 from minimodel.config import ModelConfig
+from minimodel.config_file import read_config, read_rules
 from minimodel.errors import InputError, refuse
-from minimodel.files import (
-    Identity,
-    checkpoint_directory,
-    identity,
-    inside,
-    read_json_object,
-    require_unchanged,
-    sha256_of,
-)
+from minimodel.files import Identity, inside, read_json_object
 from minimodel.roles import NUM_ROLES, RoleRules
 from minimodel.safetensors_file import TensorEntry, count_changed, require_float, table_of_contents
 
@@ -39,15 +33,11 @@ class Checkpoint:
     rules: RoleRules | None  # of that object
     warnings: tuple[str, ...]  # notes for the manifest
     files: dict[str, Identity | None]  # every file that decides a bit, as it was before the first was read
-    changed: dict[tuple[str, torch.dtype], int] = field(default_factory=dict)  # values changed by a cast, as measured
 
     def cast_warnings(self, dtype: torch.dtype) -> list[str]:
-        """Returns one line that names and counts the tensors whose values change when read as `dtype`, if there are
-        any. Reads those that no model was loaded from, unless the two dtypes rule a change out.
-        """
-        for name in self.tensors.keys() - {name for name, read_as in self.changed if read_as == dtype}:
-            self.changed[name, dtype] = count_changed(self.tensors[name], dtype)
-        found = {name: self.changed[name, dtype] for name in self.tensors if self.changed[name, dtype]}
+        """Returns one line that names and counts the tensors whose values change when read as `dtype`, if any do."""
+        changed = {name: count_changed(entry, dtype) for name, entry in self.tensors.items()}
+        found = {name: count for name, count in changed.items() if count}
         if not found:
             return []
         sources = " and ".join(sorted({self.tensors[name].dtype for name in found}))
@@ -61,7 +51,7 @@ class Checkpoint:
     def require_unchanged(self) -> None:
         """InputError, naming the file, when one changed since the checkpoint was opened."""
         for name, before in self.files.items():
-            require_unchanged(self.directory / name, before)
+            files.require_unchanged(self.directory / name, before)
 
 
 def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
@@ -69,9 +59,9 @@ def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
 
     `stock`: leave a role table and a contract aside, in whatever form they may be there.
     """
-    directory = checkpoint_directory(directory)
-    files = {name: identity(directory / name) for name in _deciding_files(directory)}
-    config = ModelConfig.from_dict(read_json_object(inside(directory, CONFIG)), str(directory / CONFIG))
+    directory = files.checkpoint_directory(directory)
+    before = {name: files.identity(directory / name) for name in _deciding_files(directory)}
+    config = read_config(read_json_object(inside(directory, CONFIG)), str(directory / CONFIG))
     tensors = _weights(directory)
     shapes = expected_shapes(config)
     warnings = []
@@ -90,7 +80,7 @@ def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
     contract, rules = (None, None) if stock else _role_files(directory, config, tensors)
     for entry in tensors.values():
         require_float(entry)
-    return Checkpoint(directory, config, tensors, contract, rules, tuple(warnings), files)
+    return Checkpoint(directory, config, tensors, contract, rules, tuple(warnings), before)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -125,20 +115,17 @@ def _weights(directory: Path) -> dict[str, TensorEntry]:
         raise refuse(f"{index}: weight_map", "an object from tensor names to file names", weight_map)
     if single.exists() and SINGLE not in weight_map.values():
         raise InputError(f"{directory}: expected {SINGLE} or {INDEX}, found both, and the index names other files")
-    paths = {}
     for name, file in weight_map.items():  # every entry is checked before any shard is opened
-        paths[name] = inside(directory, file)
-        if not paths[name].is_file():
+        if not inside(directory, file).is_file():
             raise InputError(f"{index}: expected the shard {file!r} of tensor {name[:120]!r}, found no such file")
-    tables = {path: table_of_contents(path) for path in sorted(set(paths.values()))}
-    for name, path in paths.items():
-        if name not in tables[path]:
-            raise InputError(f"{path}: expected tensor {name[:120]!r} as {INDEX} says, found none")
-    for path, table in tables.items():
-        for name in table:
-            if paths.get(name) != path:
-                raise InputError(f"{path}: holds tensor {name[:120]!r}, which {INDEX} does not place there")
-    return {name: tables[path][name] for name, path in paths.items()}
+    shards = sorted(set(weight_map.values()))
+    entries = {(name, file): x for file in shards for name, x in table_of_contents(inside(directory, file)).items()}
+    for name, file in weight_map.items():
+        if (name, file) not in entries:
+            raise InputError(f"{directory / file}: expected tensor {name[:120]!r} as {INDEX} says, found none")
+    for name, file in sorted(entries.keys() - weight_map.items()):
+        raise InputError(f"{directory / file}: holds tensor {name[:120]!r}, which {INDEX} does not place there")
+    return {name: entries[name, file] for name, file in weight_map.items()}
 
 
 def _role_files(
@@ -162,7 +149,7 @@ def _role_files(
     if len(entry.shape) != 2 or entry.shape[1] != config.hidden_size:
         raise refuse(f"{table}: shape of weight", f"[rows, {config.hidden_size}]", list(entry.shape))
     raw = read_json_object(contract)
-    rules = RoleRules.from_contract(raw, str(contract))
+    rules = read_rules(raw, str(contract))
     if entry.shape[0] < (needed := rules.role_offset + NUM_ROLES):
         raise refuse(f"{table}: rows", f"at least {needed}: role_offset plus six roles", entry.shape[0])
     tensors["role_embedding.weight"] = entry
@@ -176,7 +163,7 @@ def file_digests(checkpoint: "str | Path | Checkpoint") -> dict[str, str]:
     """
     directory = checkpoint.directory if isinstance(checkpoint, Checkpoint) else Path(checkpoint)
     paths = {name: inside(directory, name) for name in _deciding_files(directory)}
-    digests = {name: sha256_of(path) for name, path in paths.items() if path.is_file()}
+    digests = {name: files.sha256_of(path) for name, path in paths.items() if path.is_file()}
     if isinstance(checkpoint, Checkpoint):
         checkpoint.require_unchanged()
     return digests

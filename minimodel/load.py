@@ -37,8 +37,7 @@ def decoder_from(checkpoint: Checkpoint, numeric: NumericContract) -> Decoder:
     """Reads the tensors of an opened checkpoint. InputError names a tensor that holds NaN or infinity, or a file that
     changed since it was opened.
     """
-    if numeric.invariant:
-        require_invariant(numeric, checkpoint.config)
+    require_invariant(numeric, checkpoint.config)
     decoder = Decoder(checkpoint.config, _Reader(checkpoint, numeric), numeric, checkpoint.rules)
     checkpoint.require_unchanged()
     return decoder
@@ -66,7 +65,7 @@ class _Reader(Mapping[str, Tensor]):
     """Weights by name, each read on access and not kept: one that a kernel packs is freed before the next is read."""
 
     def __init__(self, checkpoint: Checkpoint, numeric: NumericContract) -> None:
-        self._entries, self._dtype, self._changed = checkpoint.tensors, numeric.torch_dtype, checkpoint.changed
+        self._entries, self._dtype = checkpoint.tensors, numeric.torch_dtype
         self._places = placement(numeric.device, checkpoint.config.num_hidden_layers)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -77,7 +76,7 @@ class _Reader(Mapping[str, Tensor]):
         except RuntimeError:  # torch's name for an allocation that failed; a sparse file can claim any size
             size = math.prod(entry.shape) * self._dtype.itemsize
             raise InputError(f"{where}: expected {size} bytes of free memory, found less") from None
-        self._changed[name, self._dtype] = read_into(entry, weight)
+        read_into(entry, weight)
         if not all_finite(weight):
             raise InputError(f"{where}: expected finite values, found NaN or infinity")
         return weight

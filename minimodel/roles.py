@@ -1,7 +1,6 @@
 """Roles, the visibility table, and the attention mask and position ids that follow from them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,22 +34,6 @@ class RoleRules:
 
     role_offset: int = ROLE_OFFSET  # of the role-embedding row only; the visibility table is indexed by raw roles
     visibility: Table = VISIBILITY
-
-    @classmethod
-    def from_contract(cls, raw: dict[str, Any], where: str = "contract.json") -> "RoleRules":
-        """Reads `role_offset` and `visibility` of a contract object; absent keys take this file's."""
-        offset, table = raw.get("role_offset", ROLE_OFFSET), raw.get("visibility", [list(row) for row in VISIBILITY])
-        if type(offset) is not int or not 0 <= offset <= 1 << 16:
-            raise refuse(f"{where}: role_offset", "an integer from 0 to 65536", offset)
-        if not isinstance(table, list) or len(table) != NUM_ROLES:
-            raise refuse(f"{where}: visibility", "six rows, one per role", table)
-        for role, row in enumerate(table):
-            at = f"{where}: visibility row {role} ({ROLE_NAMES[role]})"
-            if not isinstance(row, list) or len(row) != NUM_ROLES or any(type(x) is not int or x >> 1 for x in row):
-                raise refuse(at, "six entries of 0 or 1", row)
-            if row[role] != 1:  # such a token could attend to nothing at the start of its block
-                raise refuse(at, "a 1 on the diagonal", row)
-        return cls(offset, tuple(tuple(row) for row in table))
 
 
 def visibility_tensor(visibility: Table, device: torch.device) -> Tensor:

@@ -21,7 +21,6 @@ from minimodel.files import parse_json, require_plain_file
 FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 MAX_HEADER_BYTES = 8 * 1024 * 1024  # parsed, the worst header takes fifty times its bytes; Qwen2.5-72B's has 0.1 MB
 STAGE_BYTES = 1024 * 1024  # of one read
-COMPARED = 128 * 1024  # values compared at a time, so that both sides stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class TensorEntry:
 
 
 def table_of_contents(path: Path) -> dict[str, TensorEntry]:
-    """The file's tensors by name. InputError for a file that is missing, cut, padded or otherwise damaged."""
+    """Returns the file's tensors by name. InputError for a file that is missing, cut, padded or otherwise damaged."""
     require_plain_file(path)
     try:
         with open(path, "rb") as file:
@@ -48,13 +47,13 @@ def table_of_contents(path: Path) -> dict[str, TensorEntry]:
         with safe_open(path, framework="np") as opened:  # for torch it would map the whole file as writable memory
             names = set(opened.keys())
         header = parse_json(text, "header")  # of a name given twice the library takes the last
-        header.pop("__metadata__", None)
-        assert set(header) == names, "the library and this reader find other tensors"
     except MemoryError:
         size = path.stat().st_size
         raise InputError(f"{path}: expected {size} bytes of free memory or address space, found less") from None
     except (SafetensorError, OSError, ValueError, struct.error) as error:
         raise InputError(f"{path}: incomplete or damaged ({' '.join(str(error).split())[:160]})") from None
+    header.pop("__metadata__", None)
+    assert set(header) == names, "the library and this reader find other tensors"
     found = {}
     for name, entry in header.items():
         start, stop = (8 + header_length + offset for offset in entry["data_offsets"])
@@ -68,39 +67,26 @@ def require_float(entry: TensorEntry) -> None:
         raise InputError(f"{entry.path}: tensor {entry.name}: expected BF16, F16, F32 or F64, found {entry.dtype}")
 
 
-def read_into(entry: TensorEntry, target: Tensor) -> int:
-    """Fills `target` (contiguous, the entry's shape) from the file, converting a differing dtype as `Tensor.to` does,
-    and returns how many values the conversion changed.
+def read_into(entry: TensorEntry, target: Tensor) -> None:
+    """Fills `target` (contiguous, the entry's shape) from the file, converting a differing dtype as `Tensor.to` does.
 
     That is one rounding, save F64 to BF16 or F16, which torch rounds to FP32 first (and so does transformers).
     InputError for a dtype that is not a plain float (FP8, integers) and for a file that ends early.
     """
     require_float(entry)
     assert tuple(target.shape) == entry.shape and target.is_contiguous(), f"{entry.name}: wrong place"
-    flat, changed = target.view(-1), 0
+    flat = target.view(-1)
     for first, part in _parts(entry):
         flat[first : first + part.numel()].copy_(part)
-        changed += _changed(part, target.dtype)
-    return changed
 
 
 def count_changed(entry: TensorEntry, dtype: torch.dtype) -> int:
-    """Returns how many values of a tensor in its file would change when read as `dtype`."""
+    """Returns how many values of a tensor in its file change when read as `dtype`; reads it unless none can."""
     require_float(entry)
-    return 0 if casts_exactly(entry.dtype, dtype) else sum(_changed(part, dtype) for _, part in _parts(entry))
-
-
-def casts_exactly(file_dtype: str, dtype: torch.dtype) -> bool:
-    """Returns whether `dtype` holds every value of a file's dtype."""
-    return torch.promote_types(FILE_DTYPES[file_dtype], dtype) == dtype
-
-
-def _changed(part: Tensor, dtype: torch.dtype) -> int:
-    """Returns how many values change when cast to `dtype`, compared in a dtype that holds both exactly."""
-    both = torch.promote_types(part.dtype, dtype)
+    both = torch.promote_types(FILE_DTYPES[entry.dtype], dtype)  # holds the values of both exactly
     if both == dtype:
         return 0
-    return sum(int(a.to(dtype).to(both).ne(a.to(both)).sum()) for a in part.split(COMPARED))
+    return sum(int(part.to(dtype).to(both).ne(part.to(both)).sum()) for _, part in _parts(entry))
 
 
 def _parts(entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
@@ -111,10 +97,10 @@ def _parts(entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
         with open(entry.path, "rb") as file:
             file.seek(entry.start)
             for first in range(0, count, step):
-                raw = np.fromfile(file, np.uint8, min(step, count - first) * dtype.itemsize)
-                part = torch.from_numpy(raw[: len(raw) // dtype.itemsize * dtype.itemsize]).view(dtype)
-                if part.numel() < min(step, count - first):
+                wanted = min(step, count - first) * dtype.itemsize
+                raw = np.fromfile(file, np.uint8, wanted)
+                if len(raw) < wanted:
                     raise InputError(f"{entry.path}: incomplete or damaged (tensor {entry.name} ends early)")
-                yield first, part
+                yield first, torch.from_numpy(raw).view(dtype)
     except OSError as error:
         raise InputError(f"{entry.path}: cannot be read ({error.strerror or error})") from None

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from decode.contract import CLOSE, OPEN
 from minimodel.checkpoint import expected_shapes
-from minimodel.config import ModelConfig
+from minimodel.config_file import read_config
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -36,7 +36,7 @@ def random_weights(config: dict, seed: int = 0, scale: float = 0.15) -> dict[str
     """FP32 tensors under checkpoint names; norm weights near one, everything else normal with `scale`."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in expected_shapes(ModelConfig.from_dict(config)).items():
+    for name, shape in expected_shapes(read_config(config)).items():
         weights[name] = torch.randn(shape, generator=generator) * scale
         if "norm" in name:
             weights[name] += 1.0

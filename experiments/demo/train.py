@@ -23,7 +23,7 @@ from experiments.demo.corpus import POOL_BATCHES, Batch, collate, held_out_tasks
 from experiments.demo.model import config_json, initial_weights, loss_sum, write_checkpoint
 from experiments.run.exits import DONE, run_command
 from experiments.run.ledger import write_whole
-from minimodel.config import ModelConfig
+from minimodel.config_file import read_config
 from minimodel.decoder import Decoder
 from minimodel.errors import refuse
 from minimodel.numerics import NumericContract
@@ -133,7 +133,7 @@ def train(out: Path, plan: Plan, threads: int, save_every: int, stop: int | None
     numeric.apply()
     tokenizer = prepare(out, plan.seed)
     config = config_json(tokenizer.get_vocab_size())
-    shape = ModelConfig.from_dict(config)
+    shape = read_config(config)
     parameters = {name: Parameter(tensor) for name, tensor in initial_weights(shape, plan.seed).items()}
     optimizer, decoder = Optimizer(parameters), Decoder(shape, parameters, numeric)
     state_file, last = out / "state.safetensors", min(plan.steps, stop or plan.steps)

@@ -107,6 +107,6 @@ def test_an_opened_checkpoint_gives_the_contract_of_its_directory_without_readin
         Contract.load(open_checkpoint(tiny_directory, stock=True))
     monkeypatch.setattr(contract, "read_json_object", None)
     found = Contract.load(opened)
-    assert found == expected and found.rules is opened.rules
+    assert found == expected and found.rules == opened.rules
     with pytest.raises(TypeError):  # the control: a directory is read
         Contract.load(tiny_directory)

@@ -20,7 +20,7 @@ from experiments.benchmark.batch import Row, padded, together
 from experiments.benchmark.memory import in_fresh_process, run_workload
 from minimodel.bits import COPIES, bits
 from minimodel.checkpoint import open_checkpoint
-from minimodel.config import ModelConfig
+from minimodel.config_file import read_config
 from minimodel.roles import NUM_ROLES
 from tests.conftest import numeric
 from tests.experiments.commands import write_tasks
@@ -30,7 +30,7 @@ from tests.tiny import CONFIG, write_checkpoint
 
 LAYERS = {"num_hidden_layers": 2}
 # a CPU that cannot pack has no packed columns
-HERE, OMITTED = available(tuple(COLUMNS), numeric("bf16"), ModelConfig.from_dict({**CONFIG, **LAYERS}, "tests.tiny"))
+HERE, OMITTED = available(tuple(COLUMNS), numeric("bf16"), read_config({**CONFIG, **LAYERS}, "tests.tiny"))
 TWIN, FLIPPED = "tests.experiments.twin", "tests.experiments.flipped_twin"
 COUNTS = {"threads": 1, "repeats": 3, "long-repeats": 2, "steps": 4, "block": 24, "buffer": 1}
 SHORT = ["--quiet", *(text for key, value in COUNTS.items() for text in (f"--{key}", str(value)))]

@@ -28,7 +28,7 @@ from experiments.run.costs import (
 )
 from experiments.run.options import DEMO
 from minimodel.checkpoint import open_checkpoint
-from minimodel.config import ModelConfig
+from minimodel.config_file import read_config
 from minimodel.decoder import Decoder
 from tests.experiments.runs import call, one_line
 from tests.tiny import CONFIG, write_checkpoint
@@ -92,7 +92,7 @@ def test_step_bytes_are_what_a_step_reads(bf16: Decoder) -> None:
     assert step_bytes(config, "bf16", 0, logits=False) == (parameters(config, 0) - 2 * table) * 2
     assert step_bytes(config, "fp32", 9) == 2 * step_bytes(config, "bf16", 9)
     assert step_bytes(config, "bf16", 9) - step_bytes(config, "bf16", 0) == cache_bytes(config, "bf16", 9)
-    tied = ModelConfig.from_dict({**CONFIG, "tie_word_embeddings": True})
+    tied = read_config({**CONFIG, "tie_word_embeddings": True})
     assert step_bytes(tied, "bf16", 9) == step_bytes(config, "bf16", 9), "a tied head is read all the same"
 
 
@@ -145,7 +145,7 @@ def test_command_reads_a_config_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     more = ["--dtype", "bf16", "--bandwidth", 10, "--prefix", 100, "--suffix", 10]
     header, line = lines_of("--config", "config.json", *more, cwd=tmp_path)
-    config = ModelConfig.from_dict(CONFIG)
+    config = read_config(CONFIG)
     assert line[header.index("weights")] == scaled(weight_bytes(config, "bf16"))
     assert line[header.index("row at least")] == span(row_cost(config, "bf16", 100, 10).bytes / 10e9)
     assert lines_of("--checkpoint", ".", *more, cwd=tmp_path)[1][1:] == line[1:]

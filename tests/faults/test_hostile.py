@@ -15,7 +15,7 @@ from decode.text import load_tokenizer
 from experiments.run.tasks import MAX_LINE_BYTES, MAX_TASK_BYTES, Task, load_tasks, prompt_states
 from minimodel import load_model
 from minimodel.checkpoint import expected_shapes, open_checkpoint
-from minimodel.config import ModelConfig
+from minimodel.config_file import read_config
 from minimodel.errors import InputError, refuse
 from minimodel.files import MAX_JSON_BYTES, parse_json, read_json_object
 from minimodel.safetensors_file import MAX_HEADER_BYTES, table_of_contents
@@ -92,7 +92,7 @@ def test_a_sparse_file_of_more_than_any_memory_is_refused(mine, tmp_path):
     """A file of holes costs nothing on disk; what it claims must not end in a traceback."""
     edit_json(mine.checkpoint / "config.json", vocab_size=1 << 22, num_hidden_layers=1, hidden_size=1 << 16)
     header, at = {}, 0
-    config = ModelConfig.from_dict(read_json_object(mine.checkpoint / "config.json"))
+    config = read_config(read_json_object(mine.checkpoint / "config.json"))
     for name, shape in expected_shapes(config).items():
         start, at = at, at + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, at]}

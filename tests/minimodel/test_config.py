@@ -2,7 +2,7 @@
 
 import pytest
 
-from minimodel.config import ModelConfig
+from minimodel.config_file import read_config
 from tests.helpers import refused
 from tests.tiny import CONFIG
 
@@ -12,7 +12,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def read(**changes):
     """The tiny config with keys changed; a value of `...` removes the key."""
     raw = {**CONFIG, **changes}
-    return ModelConfig.from_dict({key: value for key, value in raw.items() if value is not ...})
+    return read_config({key: value for key, value in raw.items() if value is not ...})
 
 
 ONE_WINDOW = {"use_sliding_window": True, "sliding_window": 4}

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minimodel.checkpoint import open_checkpoint
+from minimodel.config_file import read_rules
 from minimodel.roles import NUM_ROLES, ROLE_NAMES, VISIBILITY, RoleRules, attention_mask, check_mask, position_ids
 from tests.helpers import edit_json, refused
 
@@ -74,7 +75,7 @@ def test_positions_of_a_left_padded_row_count_its_own_tokens():
 
 
 def test_absent_keys_take_the_papers_rules():
-    assert RoleRules.from_contract({}) == RoleRules() == RoleRules(8, VISIBILITY)
+    assert read_rules({}) == RoleRules() == RoleRules(8, VISIBILITY)
 
 
 @pytest.mark.parametrize("role", range(NUM_ROLES))
@@ -83,7 +84,7 @@ def test_a_visibility_table_with_a_zero_on_its_diagonal_is_refused(directory, ro
     table = [list(row) for row in VISIBILITY]
     table[role][role] = 0
     with refused("contract.json", f"visibility row {role} ({ROLE_NAMES[role]})", "diagonal"):
-        RoleRules.from_contract({"visibility": table})
+        read_rules({"visibility": table})
     edit_json(directory / "contract.json", visibility=table)
     with refused(str(directory / "contract.json"), "diagonal"):
         open_checkpoint(directory)
@@ -104,7 +105,7 @@ def test_a_visibility_table_with_a_zero_on_its_diagonal_is_refused(directory, ro
 )
 def test_role_rules_of_wrong_type_or_range_are_refused(raw, part):
     with refused("contract.json", part):
-        RoleRules.from_contract(raw)
+        read_rules(raw)
 
 
 @pytest.mark.parametrize("role", [-1, 6])

@@ -10,7 +10,7 @@ from experiments.demo.corpus import collate, train_tokenizer, training_pool
 from experiments.demo.model import ROLE_EMBEDDING, config_json, initial_weights, loss_sum
 from experiments.demo.train import DECAY_FROM, PRIMARY_AT, WARMUP, Optimizer, Plan, main, rate, train
 from minimodel.checkpoint import open_checkpoint
-from minimodel.config import ModelConfig
+from minimodel.config_file import read_config
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 from tests.conftest import numeric
@@ -27,7 +27,7 @@ def test_rate_rises_holds_falls_and_ends_low():
 
 def first_layer_attention(weights, ids):
     """Attention probabilities of layer 0, [H,T,T], worked out from what the decoder shows."""
-    config = ModelConfig.from_dict(config_json(weights["model.embed_tokens.weight"].shape[0]))
+    config = read_config(config_json(weights["model.embed_tokens.weight"].shape[0]))
     decoder, seen = Decoder(config, weights, numeric("fp32", attention="eager")), {}
     mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()[None, None]
     positions = torch.arange(ids.shape[1])[None]
@@ -38,7 +38,7 @@ def first_layer_attention(weights, ids):
 
 
 def test_one_head_starts_on_the_token_before_and_one_on_equal_tokens():
-    weights = initial_weights(ModelConfig.from_dict(config_json(1000)), 0)
+    weights = initial_weights(read_config(config_json(1000)), 0)
     ids = torch.randperm(1000, generator=torch.Generator().manual_seed(0))[None, :40]
     ids[0, 30] = ids[0, 20]
     found = first_layer_attention(weights, ids)
@@ -51,7 +51,7 @@ def test_one_head_starts_on_the_token_before_and_one_on_equal_tokens():
 
 def test_loss_is_the_weighted_mean_and_trains_every_tensor():
     tokenizer = train_tokenizer(0, count=200)
-    config = ModelConfig.from_dict(config_json(tokenizer.get_vocab_size()))
+    config = read_config(config_json(tokenizer.get_vocab_size()))
     weights = {name: Parameter(tensor) for name, tensor in initial_weights(config, 0).items()}
     decoder = Decoder(config, weights, numeric("fp32", attention="eager"))
     batch = collate(training_pool(0, 0, 1, 0.0, tokenizer)[0])
