@@ -8,7 +8,7 @@ of several together, to the same bits.
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from decode.record import FunctionalRecord
 from decode.state import State, Structure, advance, content_of, forced
 from decode.stepper import Stepper, make_ready
 from minimodel.bits import RowFailure, require_equal_copies, require_finite
-from minimodel.decoder import Cache, Decoder, Observe
+from minimodel.decoder import Decoder, Observe
 from minimodel.errors import InputError
 from minimodel.roles import ANSWER, MERGE, ROLE_NAMES
 
@@ -48,10 +48,6 @@ class Suffix:
     synchronised: bool  # whether all physical copies were given the same prefix and suffix
     cache_length: int  # tokens in the working cache at the end; the one that ends the answer is not fed
 
-    @property
-    def blocks(self) -> dict[str, tuple[int, ...]]:
-        return {"merge": self.merge, "answer": self.answer}
-
 
 Choice = tuple[int, float, float]  # the token chosen, its logit, and the next best
 
@@ -72,15 +68,6 @@ T = TypeVar("T")
 Steps = Generator[Step, Stepped, T]  # a RowFailure of the choice is thrown in where the step was yielded
 
 
-class SuffixCache(Cache, Protocol):
-    """What the suffix decoder needs of a boundary's cache (`cache.KVCache`): copies of a larger capacity."""
-
-    batch: int
-
-    def copy(self, capacity: int) -> "SuffixCache": ...
-    def require_equal_copies(self) -> None: ...
-
-
 class BoundaryLike(Protocol):
     """What the suffix decoder needs of a boundary (`cache.Boundary`), which it does not write."""
 
@@ -91,7 +78,7 @@ class BoundaryLike(Protocol):
     @property
     def record(self) -> FunctionalRecord: ...
     @property
-    def cache(self) -> SuffixCache: ...
+    def cache(self) -> Any: ...  # a `cache.KVCache`
 
 
 def choose(logits: Tensor, eligible: Tensor) -> tuple[int, float]:
@@ -206,18 +193,16 @@ def suffix_steps(model: Decoder, boundary: BoundaryLike) -> Steps[Suffix]:
     """Returns the steps of `greedy_suffix`."""
     state = boundary.state
     contract = state.contract
+    assert state.structure.at_boundary, "a suffix begins after merge's opening delimiter"
     make_ready(model, contract.rules)
     capacity = len(state) + contract.suffix_limit()
     cache = boundary.cache.copy(capacity)
     stepper = Stepper(model, cache, cache.batch, capacity)
     stepper.resume(state.roles, boundary.record)
-    choice = None
-    if forced(contract, state.structure) is None:
-        with located(stepper, state.structure):
-            choice = best_two(boundary.logits, contract.eligible[state.structure.block].to(boundary.logits.device))
+    with located(stepper, state.structure):
+        choice = best_two(boundary.logits, contract.eligible[MERGE].to(boundary.logits.device))
     out = yield from generate(stepper, contract, state.structure, choice, lambda structure: structure.done)
     cache.require_equal_copies()
-    merge = content_of(contract, out.tokens, MERGE, first_open=True)
-    answer = content_of(contract, out.tokens, ANSWER, first_open=False)
+    merge, answer = (content_of(contract, out.tokens, out.roles, role) for role in (MERGE, ANSWER))
     digest, synchronised = stepper.record.sha256(), stepper.record.synchronised
     return Suffix(out.tokens, out.margins, out.tops, merge, answer, digest, synchronised, len(cache))

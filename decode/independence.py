@@ -8,11 +8,10 @@ the numbers in a weight.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from timeit import repeat
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +22,9 @@ from minimodel.bits import COPIES, same_bits
 from minimodel.decoder import Decoder
 from minimodel.invariant.attention import KEY_BLOCK
 from minimodel.invariant.checks import LARGE, Rows, cancelling
-from minimodel.layers import rms_norm, rotate
-from minimodel.linear import LINEAR_KERNELS, OneByOne, Plain
-from minimodel.packed import PackedMap, PackedMaps
+from minimodel.layers import apply_rotary_pos_emb, rms_norm
+from minimodel.linear import LINEAR_KERNELS, Maps, Plain
+from minimodel.packed import Packed
 from minimodel.roles import NUM_ROLES
 from minimodel.selfcheck import one_layer, random_kv
 
@@ -58,8 +57,8 @@ def together_here(model: Decoder, most: int = LARGEST) -> Together:
     key = (numeric, model.config, model.role_embedding is None, most, *kernels)
     if key not in _KNOWN:
         trial = _trial_layer(model)
-        maps = [each for linear in _maps(model, trial).values() for each in _single(linear)]
-        ways = {shape_of(linear): way for linear in maps if (way := _way(linear, most))}
+        known = [maps for maps in _maps(model, trial).values() if isinstance(maps, (Plain, Packed))]
+        ways = {shape_of(maps): way for maps in known if (way := _way(maps, most))}
         size, limit = most, ""
         for name, function, x in _parts(taking(model, ways), taking(trial, ways), most):
             found = row_counts_equal(function, x[: COPIES * size])
@@ -89,7 +88,7 @@ def row_counts_equal(function: Rows, x: Tensor) -> int:
     return len(pairs)
 
 
-def _maps(model: Decoder, trial: Decoder) -> dict[str, Any]:
+def _maps(model: Decoder, trial: Decoder) -> dict[str, Maps]:
     """Returns the trial layer's maps by name, and the model's own head where the trial layer has none of its size."""
     layer = trial.layers[0]
     return {
@@ -101,28 +100,28 @@ def _maps(model: Decoder, trial: Decoder) -> dict[str, Any]:
     }
 
 
-def _single(linear: Any) -> Sequence[Plain | PackedMaps]:
-    """Returns the products of a map that may be taken in another way."""
-    found = linear.maps if isinstance(linear, OneByOne) else [linear.maps if isinstance(linear, PackedMap) else linear]
-    return [each for each in found if isinstance(each, (Plain, PackedMaps))]
+def _joined(maps: Maps, x: Tensor) -> Tensor:
+    return torch.cat(list(maps(x)), dim=-1)
 
 
-def _way(linear: Plain | PackedMaps, most: int) -> Way | None:
-    """Returns how a map takes the rows of up to `most` requests: None where it needs no other way.
+def _way(maps: Plain | Packed, most: int) -> Way | None:
+    """Returns how maps take the rows of up to `most` requests: None where they need no other way.
 
     A packed weight was tried at load for one request only: the packed call is used for all where it keeps every pair's
-    bits. A plain map is called once where that keeps them, else in the faster of two ways that do, a batched product of
+    bits. Plain maps are called once where that keeps them, else in the faster of two ways that do, a batched product of
     pairs (tried on weights that are not large) and a call each.
     """
-    weight = linear.run.packed if isinstance(linear, PackedMaps) else linear.weight
-    x = cancelling(COPIES * most, weight.shape[1], 2, weight.dtype, weight.device)[0][:, None]
-    if isinstance(linear, PackedMaps):
-        always, usable = replace(linear, counts=None), linear.counts is not None and COPIES in linear.counts
-        return PackedMaps if usable and row_counts_equal(lambda rows: _joined(always, rows), x) == most else None
-    if row_counts_equal(linear, x) == most:
+    weights = [maps.run.packed] if isinstance(maps, Packed) else [weight for weight, _ in maps.parts]
+    x = cancelling(COPIES * most, weights[0].shape[1], 2, weights[0].dtype, weights[0].device)[0][:, None]
+    if isinstance(maps, Packed):
+        usable = maps.counts is not None and COPIES in maps.counts
+        holds = usable and row_counts_equal(partial(_joined, replace(maps, counts=None)), x) == most
+        return Packed if holds else None
+    if row_counts_equal(partial(_joined, maps), x) == most:
         return None
-    pairs, each = Pairs(weight, linear.bias), OneCallEach(weight, linear.bias)
-    if weight.numel() > LARGE or row_counts_equal(pairs, x) < most:
+    pairs, each = Pairs(maps.parts), OneCallEach(maps.parts)
+    large = any(weight.numel() > LARGE for weight in weights)
+    if large or row_counts_equal(partial(_joined, pairs), x) < most:
         return OneCallEach
     # both have the same bits: the shortest of a few calls decides
     took = [min(repeat(partial(way, x), number=1, repeat=5)) for way in (pairs, each)]
@@ -144,16 +143,12 @@ def _parts(model: Decoder, trial: Decoder, most: int) -> Iterator[tuple[str, Row
     norm = lambda x: rms_norm(x, layer.input_layernorm, config.rms_norm_eps)  # noqa: E731
     yield "the norm", norm, wide(config.hidden_size)
     yield "the activation", lambda x: model.silu(x) * x, wide(inner)
-    yield "the rotation", lambda x: rotate(x, cos, sin), wide(projected).unflatten(-1, (-1, config.head_dim))
-    for name, linear in _maps(model, trial).items():
+    heads = wide(projected).unflatten(-1, (-1, config.head_dim))  # [2 * most, 1, H, D]
+    yield "the rotation", lambda x: apply_rotary_pos_emb(x, cos, sin), heads
+    for name, maps in _maps(model, trial).items():
         width = {"the o map": projected, "the down map": inner}.get(name, config.hidden_size)
-        function = (lambda x, maps=linear: _joined(maps, x)) if name.endswith("maps") else linear
-        if name != "the head" or not isinstance(linear, OneCallEach):  # a very large one would take long for nothing
-            yield name, function, wide(width).to(model.norm.device if name == "the head" else device)
-
-
-def _joined(joint: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> Tensor:
-    return torch.cat(list(joint(x)), dim=-1)
+        if name != "the head" or not isinstance(maps, OneCallEach):  # a very large one would take long for nothing
+            yield name, partial(_joined, maps), wide(width).to(model.norm.device if name == "the head" else device)
 
 
 def _trial_layer(model: Decoder) -> Decoder:

@@ -107,14 +107,7 @@ def token_digest(tokens: Sequence[int]) -> str:
     return hashlib.sha256(json.dumps(list(tokens), separators=(",", ":")).encode("ascii")).hexdigest()
 
 
-def content_of(contract: Contract, tokens: Sequence[int], role: int, first_open: bool) -> tuple[int, ...]:
-    """Returns the content of block `role`, up to its closing delimiter or the end; empty when it does not occur.
-
-    It begins after the opening delimiter, or with `first_open` at the start of `tokens`.
-    """
-    tokens = tuple(tokens)
+def content_of(contract: Contract, tokens: Iterable[int], roles: Iterable[int], role: int) -> tuple[int, ...]:
+    """Returns the content of block `role`: the tokens of that role without the block's two delimiters."""
     delimiters = contract.open_ids[role], contract.close_ids[role]
-    ends = [tokens.index(one) if one in tokens else len(tokens) for one in delimiters]
-    start = 0 if first_open else min(ends[0] + 1, len(tokens))
-    assert start <= ends[1], f"block {ROLE_NAMES[role]} closes before it opens"
-    return tokens[start : ends[1]]
+    return tuple(token for token, own in zip(tokens, roles) if own == role and token not in delimiters)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from minimodel.attention import SeveralAttention
 from minimodel.bits import COPIES
-from minimodel.decoder import Cache, Decoder, Observe, Record, noting
-from minimodel.linear import OneByOne, Plain
-from minimodel.packed import PackedMap, PackedMaps
-from minimodel.roles import check_ids, check_mask
+from minimodel.decoder import Cache, Decoder, Observe, Record
+from minimodel.linear import Plain
+from minimodel.packed import Packed
+from minimodel.roles import check_mask
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,18 @@ def step_together(model: Decoder, requests: Sequence[Request], observe: Observe 
     position_ids = torch.cat([request.position_ids for request in requests])  # [2K, 1]
     roles = [request.roles for request in requests if request.roles is not None]
     masks = [request.mask for request in requests]
-    last = check_ids("position_ids", position_ids, model.config.max_position_embeddings)
+    key_length = 1 + max(len(request.cache) for request in requests)
 
-    def attend(index: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        new = zip(keys.split(COPIES), values.split(COPIES), strict=True)
-        held = [request.cache.append(index, *pair) for request, pair in zip(requests, new)]
-        masks[:] = [None if mask is None else mask.to(query.device) for mask in masks]
+    def attend(layer: int, query_states: Tensor, key_states: Tensor, value_states: Tensor) -> Tensor:
+        new = zip(key_states.split(COPIES), value_states.split(COPIES), strict=True)
+        held = [request.cache.append(layer, *pair) for request, pair in zip(requests, new)]
+        masks[:] = [None if mask is None else mask.to(query_states.device) for mask in masks]
         if model.attend_several is not None:
-            return model.attend_several(query, held, masks, model.scaling)
-        calls = zip(query.split(COPIES), held, masks)
+            return model.attend_several(query_states, held, masks, model.scaling)
+        calls = zip(query_states.split(COPIES), held, masks)
         return torch.cat([model.attend(own, *pair, mask, model.scaling) for own, pair, mask in calls])  # [2K, 1, H, D]
 
-    note = noting(observe)
-    hidden_states = note("embed", model.embed(input_ids, torch.cat(roles) if roles else None))  # [2K, 1, E]
-    cos, signed_sin = model.rotary.at(position_ids, 1 + max(last, *(len(request.cache) for request in requests)))
-    return model.through_layers(hidden_states, cos, signed_sin, attend, note)
+    return model.forward(input_ids, torch.cat(roles) if roles else None, position_ids, key_length, attend, observe)
 
 
 class Pairs(Plain):
@@ -71,29 +68,32 @@ class Pairs(Plain):
     two, which `decode.independence` checks by shape.
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        pairs = x.reshape(-1, COPIES, x.shape[-1])  # [K, 2, in]
-        weight, bias = self.weight.t().expand(len(pairs), -1, -1), self.bias  # [K, in, out]
-        out = torch.bmm(pairs, weight) if bias is None else torch.baddbmm(bias.expand(len(pairs), 2, -1), pairs, weight)
-        return out.view(*x.shape[:-1], -1)
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        pairs, outs = x.reshape(-1, COPIES, x.shape[-1]), []  # [K, 2, in]
+        for weight, bias in self.parts:
+            wide = weight.t().expand(len(pairs), -1, -1)  # [K, in, out]
+            out = torch.bmm(pairs, wide) if bias is None else torch.baddbmm(bias.expand(len(pairs), 2, -1), pairs, wide)
+            outs.append(out.view(*x.shape[:-1], -1))
+        return outs
 
 
 class OneCallEach(Plain):
     """F.linear of each pair of rows in a separate call: the bits of two rows where no other way has them."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([F.linear(pair.clone(), self.weight, self.bias) for pair in x.split(COPIES)])
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        pairs = [pair.clone() for pair in x.split(COPIES)]
+        return [torch.cat([F.linear(pair, weight, bias) for pair in pairs]) for weight, bias in self.parts]
 
 
 Shape = tuple[object, ...]  # outputs of each map, in, whether there is a bias
-Way = type[Plain] | type[PackedMaps]  # PackedMaps: the packed call at every row count
+Way = type[Plain] | type[Packed]  # Packed: the packed call at every row count
 
 
-def shape_of(linear: Plain | PackedMaps) -> Shape:
-    """Returns what decides how a map takes the rows of several requests."""
-    if isinstance(linear, Plain):
-        return (*linear.weight.shape, linear.bias is not None)
-    return linear.widths, linear.run.packed.shape[1], linear.run.bias is not None
+def shape_of(maps: Plain | Packed) -> Shape:
+    """Returns what decides how maps take the rows of several requests."""
+    if isinstance(maps, Packed):
+        return maps.widths, maps.run.packed.shape[1], maps.run.bias is not None
+    return tuple(len(weight) for weight, _ in maps.parts), maps.parts[0][0].shape[1], maps.parts[0][1] is not None
 
 
 def taking(model: Decoder, ways: Mapping[Shape, Way], several: SeveralAttention | None = None) -> Decoder:
@@ -102,17 +102,11 @@ def taking(model: Decoder, ways: Mapping[Shape, Way], several: SeveralAttention 
     several: the kernel that attends for all requests in one call, None for a call each.
     """
 
-    def taken(linear: Any) -> Any:
-        if isinstance(linear, OneByOne):
-            return OneByOne([taken(each) for each in linear.maps])
-        if isinstance(linear, PackedMap):
-            return PackedMap(taken(linear.maps))
-        if isinstance(linear, PackedMaps) and shape_of(linear) in ways:
-            return replace(linear, counts=None)
-        if isinstance(linear, Plain):
-            way: Any = ways.get(shape_of(linear), Plain)
-            return way(linear.weight, linear.bias)
-        return linear
+    def taken(maps: Any) -> Any:
+        way: Any = ways.get(shape_of(maps)) if isinstance(maps, (Plain, Packed)) else None
+        if way is None:
+            return maps
+        return replace(maps, counts=None) if isinstance(maps, Packed) else way(maps.parts)
 
     other = copy.copy(model)
     other.attend_several, other.lm_head = several, taken(model.lm_head)

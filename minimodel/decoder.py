@@ -1,9 +1,9 @@
 """The decoder: Qwen2.5 in plain PyTorch, with a role term at the input and any cache that has `append`.
 
-Every numeric step is named through `observe`, in forward order, so that two runs, or a run here and one under
-transformers, can be compared step by step. Source of names and rounding order: transformers
-`models/qwen2/modeling_qwen2.py` (4.46 to 5.24). Shapes: B batch, T query length, S key length, H query heads,
-H_kv key/value heads, D head size, E hidden size, I intermediate size, V vocabulary.
+Names and rounding order are those of transformers `models/qwen2/modeling_qwen2.py` (4.46 to 5.24). Every numeric step
+is named through `observe`, in forward order, so that two runs, or a run here and one under transformers, can be
+compared step by step. Shapes: B batch, T query length, S key length, H query heads, H_kv key/value heads, D head size,
+E hidden size, I intermediate size, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +16,15 @@ from torch import Tensor
 from minimodel.attention import ATTENTION_KERNELS, SeveralAttention
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError
-from minimodel.layers import SILU_KERNELS, RotaryTables, rms_norm, rotate
-from minimodel.linear import LINEAR_KERNELS, Joint, Linear, joint_of, linear_of
+from minimodel.layers import SILU_KERNELS, RotaryEmbedding, apply_rotary_pos_emb, rms_norm
+from minimodel.linear import LINEAR_KERNELS, Maps
 from minimodel.numerics import NumericContract
 from minimodel.roles import NUM_ROLES, RoleRules, causal_mask, check_ids, check_mask
 
 Observe = Callable[[str, Tensor], None]
 Record = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], None]  # input_ids, roles, position_ids, mask
 Note = Callable[[str, Tensor], Tensor]  # shows a named step to `observe` and returns its tensor
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query, new keys and values -> [B, T, H, D]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query states, new key and value states -> attention
 
 
 class Cache(Protocol):
@@ -36,25 +36,30 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. The linear maps hold their weights in the layout of the contract's linear kernel."""
+    """One decoder layer. Linear maps that read one input are one function of the contract's linear kernel."""
 
     input_layernorm: Tensor  # [E]
-    qkv_proj: Joint  # q_proj, k_proj, v_proj: [B, T, E] -> [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D], with biases
-    o_proj: Linear  # [B, T, H*D] -> [B, T, E]
+    qkv_proj: Maps  # q_proj, k_proj, v_proj with biases: [B, T, E] -> [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D]
+    o_proj: Maps  # [B, T, H*D] -> [B, T, E]
     post_attention_layernorm: Tensor  # [E]
-    gate_up_proj: Joint  # gate_proj, up_proj: [B, T, E] -> [B, T, I] twice
-    down_proj: Linear  # [B, T, I] -> [B, T, E]
+    gate_up_proj: Maps  # gate_proj, up_proj: [B, T, E] -> [B, T, I], [B, T, I]
+    down_proj: Maps  # [B, T, I] -> [B, T, E]
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], name: str, kernel: str) -> "Layer":
         """Takes the weights of one layer by their names in the checkpoint; `name` ends with a dot."""
+
+        def maps(*modules: str) -> Maps:
+            parts = ((name + module + ".weight", name + module + ".bias") for module in modules)
+            return LINEAR_KERNELS[kernel]([(weights[weight], weights.get(bias)) for weight, bias in parts])
+
         return cls(
             weights[name + "input_layernorm.weight"],
-            joint_of(kernel, weights, *(f"{name}self_attn.{x}_proj" for x in "qkv")),
-            linear_of(kernel, weights, name + "self_attn.o_proj"),
+            maps("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            maps("self_attn.o_proj"),
             weights[name + "post_attention_layernorm.weight"],
-            joint_of(kernel, weights, name + "mlp.gate_proj", name + "mlp.up_proj"),
-            linear_of(kernel, weights, name + "mlp.down_proj"),
+            maps("mlp.gate_proj", "mlp.up_proj"),
+            maps("mlp.down_proj"),
         )
 
 
@@ -85,12 +90,12 @@ class Decoder:
         # before the layers: a kernel that packs holds the largest weight twice, and nothing else is there yet
         head = weights.get("lm_head.weight")
         head = self.embed_tokens.to(self.norm.device) if head is None else head  # [V, E]
-        self.lm_head = LINEAR_KERNELS[numeric.linear](head, None)
+        self.lm_head = LINEAR_KERNELS[numeric.linear]([(head, None)])  # [B, T, E] -> [B, T, V]
         names = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
         self.layers = tuple(Layer.of(weights, name, numeric.linear) for name in names)
         self.places = tuple(layer.input_layernorm.device for layer in self.layers)
-        device = self.embed_tokens.device
-        self.rotary = RotaryTables(config.head_dim, config.rope_theta, self.embed_tokens.dtype, device)
+        table = self.embed_tokens.dtype, self.embed_tokens.device
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, *table)
 
     def __call__(
         self,
@@ -114,19 +119,33 @@ class Decoder:
         batch, length = input_ids.shape  # B, T
         key_length = length + (0 if cache is None else len(cache))  # S
         check_mask(mask, batch, length, key_length)
-        last = check_ids("position_ids", position_ids, self.config.max_position_embeddings)
-        if mask is None and length > 1 and key_length > length:
-            mask = causal_mask(length, key_length, input_ids.device)
+        if mask is None and 1 < length < key_length:
+            mask = causal_mask(length, key_length, input_ids.device)  # [1, 1, T, S]
 
-        def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        def attend(layer: int, query_states: Tensor, key_states: Tensor, value_states: Tensor) -> Tensor:
             if cache is not None:
-                keys, values = cache.append(layer, keys, values)  # [B, H_kv, S, D]
-            return self.attend(query, keys, values, None if mask is None else mask.to(query.device), self.scaling)
+                key_states, value_states = cache.append(layer, key_states, value_states)  # [B, H_kv, S, D]
+            placed = None if mask is None else mask.to(query_states.device)  # [B, 1, T, S]
+            return self.attend(query_states, key_states, value_states, placed, self.scaling)  # [B, T, H, D]
 
-        note = noting(observe)
-        hidden_states = note("embed", self.embed(input_ids, roles))  # [B, T, E]
-        cos, signed_sin = self.rotary.at(position_ids, max(key_length, last + 1))  # [B, T, 1, D]
-        return self.through_layers(hidden_states, cos, signed_sin, attend, note)  # [B, T, E]
+        return self.forward(input_ids, roles, position_ids, key_length, attend, observe)  # [B, T, E]
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        roles: Tensor | None,
+        position_ids: Tensor,
+        key_length: int,
+        attend: Attend,
+        observe: Observe | None,
+    ) -> Tensor:
+        """Runs embedding, layers and final norm: [B, T] -> [B, T, E]. `attend` holds the caches and the masks."""
+        last = check_ids("position_ids", position_ids, self.config.max_position_embeddings)
+        hidden_states = noting(observe)("embed", self.embed(input_ids, roles))  # [B, T, E]
+        position_embeddings = self.rotary_emb(position_ids, max(key_length, last + 1))  # cos, sin [B, T, 1, D]
+        for i in range(len(self.layers)):
+            hidden_states = self.layer(i, hidden_states, position_embeddings, attend, noting(observe, f"layers.{i}."))
+        return noting(observe)("norm", rms_norm(hidden_states, self.norm, self.config.rms_norm_eps))  # [B, T, E]
 
     def embed(self, input_ids: Tensor, roles: Tensor | None) -> Tensor:
         """embed_tokens[token] + role_embedding[offset + role], the sum in the model dtype: [B, T] -> [B, T, E]."""
@@ -134,68 +153,67 @@ class Decoder:
             table = "no role table" if roles is not None else "a role table"
             raise InputError(f"roles: expected roles exactly where the checkpoint has a role table, found {table}")
         check_ids("input_ids", input_ids, self.config.vocab_size)
-        hidden_states = F.embedding(input_ids, self.embed_tokens)  # [B, T, E]
+        inputs_embeds = F.embedding(input_ids, self.embed_tokens)  # [B, T, E]
         if roles is None or self.role_embedding is None:
-            return hidden_states
+            return inputs_embeds
         check_ids("roles", roles, NUM_ROLES)
-        return hidden_states + F.embedding(roles + self.rules.role_offset, self.role_embedding)  # [B, T, E]
+        return inputs_embeds + F.embedding(roles + self.rules.role_offset, self.role_embedding)  # [B, T, E]
 
-    def through_layers(
-        self, hidden_states: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, note: Note
+    def layer(
+        self, i: int, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attend: Attend, note: Note
     ) -> Tensor:
-        """Runs all layers and the final norm, [B, T, E] -> [B, T, E]. `attend` holds the caches and the masks."""
-        eps = self.config.rms_norm_eps
-        for i, (layer, place) in enumerate(zip(self.layers, self.places)):
-            name = f"layers.{i}."
-            hidden_states, cos, signed_sin = (x.to(place) for x in (hidden_states, cos, signed_sin))  # changes no bit
-            normed = note(name + "input_layernorm", rms_norm(hidden_states, layer.input_layernorm, eps))  # [B, T, E]
-            attn_output = self.self_attn(i, layer, normed, cos, signed_sin, attend, note)  # [B, T, E]
-            hidden_states = note(name + "attention_residual", hidden_states + attn_output)  # [B, T, E]
-            normed = rms_norm(hidden_states, layer.post_attention_layernorm, eps)  # [B, T, E]
-            note(name + "post_attention_layernorm", normed)
-            down = self.mlp(layer, normed, name + "mlp.", note)  # [B, T, E]
-            hidden_states = note(name + "mlp_residual", hidden_states + down)  # [B, T, E]
-        return note("norm", rms_norm(hidden_states, self.norm, eps))  # [B, T, E]
+        """Decoder layer i: attention and MLP, each after a norm and added to its input: [B, T, E] -> [B, T, E]."""
+        layer, place, eps = self.layers[i], self.places[i], self.config.rms_norm_eps
+        hidden_states = hidden_states.to(place)  # [B, T, E]; moving changes no bit
+        cos, sin = (table.to(place) for table in position_embeddings)  # [B, T, 1, D]
+        normed = note("input_layernorm", rms_norm(hidden_states, layer.input_layernorm, eps))  # [B, T, E]
+        attn_output = self.self_attn(i, normed, cos, sin, attend, note)  # [B, T, E]
+        hidden_states = note("attention_residual", hidden_states + attn_output)  # [B, T, E]
+        normed = rms_norm(hidden_states, layer.post_attention_layernorm, eps)  # [B, T, E]
+        note("post_attention_layernorm", normed)
+        return note("mlp_residual", hidden_states + self.mlp(layer, normed, note))  # [B, T, E]
 
-    def self_attn(
-        self, i: int, layer: Layer, normed: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, note: Note
-    ) -> Tensor:
+    def self_attn(self, i: int, normed: Tensor, cos: Tensor, sin: Tensor, attend: Attend, note: Note) -> Tensor:
         """Grouped-query attention with biased q, k, v and an unbiased o: [B, T, E] -> [B, T, E]."""
-        batch, length, _ = normed.shape
-        heads, name = (batch, length, -1, self.config.head_dim), f"layers.{i}.self_attn."
-        query, keys, values = layer.qkv_proj(normed)  # [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D]
-        note(name + "q_proj", query)
-        note(name + "k_proj", keys)
-        note(name + "v_proj", values)
-        query = note(name + "q_rotary", rotate(query.view(heads), cos, signed_sin).transpose(1, 2))  # [B, H, T, D]
-        keys = note(name + "k_rotary", rotate(keys.view(heads), cos, signed_sin).transpose(1, 2))  # [B, H_kv, T, D]
-        values = values.view(heads).transpose(1, 2)  # [B, H_kv, T, D]
-        attn_output = attend(i, query, keys, values).reshape(batch, length, -1)  # [B, T, H, D] -> [B, T, H*D]
-        note(name + "attention", attn_output)
-        return note(name + "o_proj", layer.o_proj(attn_output))  # [B, T, E]
+        layer, (batch, length, _) = self.layers[i], normed.shape
+        heads = (batch, length, -1, self.config.head_dim)
+        query, key, value = layer.qkv_proj(normed)  # [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D]
+        note("self_attn.q_proj", query)
+        note("self_attn.k_proj", key)
+        note("self_attn.v_proj", value)
+        query_states = apply_rotary_pos_emb(query.view(heads), cos, sin).transpose(1, 2)  # [B, H, T, D]
+        note("self_attn.q_rotary", query_states)
+        key_states = apply_rotary_pos_emb(key.view(heads), cos, sin).transpose(1, 2)  # [B, H_kv, T, D]
+        note("self_attn.k_rotary", key_states)
+        value_states = value.view(heads).transpose(1, 2)  # [B, H_kv, T, D]
+        attn_output = attend(i, query_states, key_states, value_states)  # [B, T, H, D]
+        attn_output = note("self_attn.attention", attn_output.reshape(batch, length, -1))  # [B, T, H*D]
+        [attn_output] = layer.o_proj(attn_output)  # [B, T, E]
+        return note("self_attn.o_proj", attn_output)
 
-    def mlp(self, layer: Layer, normed: Tensor, name: str, note: Note) -> Tensor:
+    def mlp(self, layer: Layer, normed: Tensor, note: Note) -> Tensor:
         """SwiGLU, [B, T, E] -> [B, T, E]: down(silu(gate(x)) * up(x)); silu and product each round to the dtype."""
-        gate, up = layer.gate_up_proj(normed)  # [B, T, I]
-        note(name + "gate_proj", gate)
-        note(name + "up_proj", up)
-        product = note(name + "product", self.silu(gate) * up)  # [B, T, I]
-        return note(name + "down_proj", layer.down_proj(product))  # [B, T, E]
+        gate, up = layer.gate_up_proj(normed)  # [B, T, I], [B, T, I]
+        note("mlp.gate_proj", gate)
+        note("mlp.up_proj", up)
+        product = note("mlp.product", self.silu(gate) * up)  # [B, T, I]
+        [down] = layer.down_proj(product)  # [B, T, E]
+        return note("mlp.down_proj", down)
 
     def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:
         """[B, T, E] -> [B, T, V] in the model dtype, whose rounding argmax sees, on the embedding's device."""
         # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but makes it one
         # product of B rows where parameters require gradients, as transformers' do; in FP32 the two differ in bits
-        logits = self.lm_head(hidden_states.contiguous()).to(self.embed_tokens.device)  # [B, T, V]
-        return noting(observe)("logits", logits)
+        [logits] = self.lm_head(hidden_states.contiguous())  # [B, T, V]
+        return noting(observe)("logits", logits.to(self.embed_tokens.device))  # [B, T, V]
 
 
-def noting(observe: Observe | None) -> Note:
+def noting(observe: Observe | None, prefix: str = "") -> Note:
     """Returns a function that shows a step to `observe`, if there is one, and returns the step's tensor."""
 
     def note(name: str, tensor: Tensor) -> Tensor:
         if observe is not None:
-            observe(name, tensor)
+            observe(prefix + name, tensor)
         return tensor
 
     return note

@@ -1,4 +1,4 @@
-"""RMSNorm, rotary position embedding and SiLU: each plain form, then the faster form with the same bits."""
+"""RMSNorm, rotary position embedding and SiLU under transformers' names, with the faster RMSNorm of equal bits."""
 
 from collections.abc import Callable
 
@@ -47,46 +47,34 @@ def rotary_table(length: int, head_dim: int, rope_theta: float, dtype: torch.dty
     freqs = positions[:, None] * inv_freq[None, :]  # [length, D/2]
     angles = torch.cat((freqs, freqs), dim=-1)  # [length, D]
     # the query and key products see the model dtype: this cast comes last
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    return angles.cos().to(dtype), angles.sin().to(dtype)  # [length, D] each
+
+
+class RotaryEmbedding:
+    """cos and sin of one model by position, computed once on the CPU and grown by doubling."""
+
+    def __init__(self, head_dim: int, rope_theta: float, dtype: torch.dtype, device: torch.device) -> None:
+        self._shape, self._device = (head_dim, rope_theta, dtype), device
+        self._cos = self._sin = torch.empty(0)  # [length, 1, D]
+
+    def __call__(self, position_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin, [B, T, 1, D] each, of position_ids [B, T], all of which are below `length`."""
+        if length > len(self._cos):
+            # always computed on the CPU, so that every device rotates by the same table
+            tables = rotary_table(max(FIRST_LENGTH, 1 << (length - 1).bit_length()), *self._shape)
+            self._cos, self._sin = (table[:, None].to(self._device) for table in tables)  # [length, 1, D]
+        return self._cos[position_ids], self._sin[position_ids]  # [B, T, 1, D] each
 
 
 def rotate_half(x: Tensor) -> Tensor:
     """Returns x [..., D] with its second half, negated, in front of its first half."""
     half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)  # [..., D]
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns x [B, T, H, D] rotated by cos, sin [B, T, 1, D]; both products and the sum round to x's dtype."""
-    return (x * cos) + (rotate_half(x) * sin)
-
-
-def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Returns `apply_rotary`'s bits: (-a) * b and a * (-b) round to one value, and rolling by D/2 swaps the halves."""
-    return (x * cos) + (torch.roll(x, x.shape[-1] // 2, dims=-1) * signed_sin)
-
-
-def sign_first_half(sin: Tensor) -> Tensor:
-    """Returns sin [..., D] with its first half negated: the sign that `rotate_half` gives to x."""
-    half = sin.shape[-1] // 2
-    return torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-
-
-class RotaryTables:
-    """cos and signed sin of one model, computed once and grown by doubling."""
-
-    def __init__(self, head_dim: int, rope_theta: float, dtype: torch.dtype, device: torch.device) -> None:
-        self._shape, self._device, self._length = (head_dim, rope_theta, dtype), device, 0
-        self._cos = self._sin = torch.empty(0)  # [length, 1, D]
-
-    def at(self, position_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Returns cos and signed sin [B, T, 1, D] of position_ids [B, T], all of which are below `length`."""
-        if length > self._length:
-            self._length = max(FIRST_LENGTH, 1 << (length - 1).bit_length())
-            # always computed on the CPU, so that every device rotates by the same table
-            cos, sin = rotary_table(self._length, *self._shape)
-            self._cos, self._sin = cos[:, None].to(self._device), sign_first_half(sin)[:, None].to(self._device)
-        return self._cos[position_ids], self._sin[position_ids]
+    return (x * cos) + (rotate_half(x) * sin)  # [B, T, H, D]
 
 
 def silu_in_steps(x: Tensor) -> Tensor:

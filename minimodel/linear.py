@@ -1,61 +1,34 @@
-"""Linear kernels by name. A kernel takes the weight once, at load, and returns the function that every call uses."""
+"""Linear kernels by name. A kernel takes the weights of several maps of one input once, at load.
 
-from collections.abc import Callable, Mapping, Sequence
+It returns the function that every call uses: [..., in] -> one [..., out] per map. q, k and v are such maps, and gate
+and up: `packed` computes them as one product.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from minimodel.invariant.linear import tiled
-from minimodel.packed import packed, packed_maps
+from minimodel.packed import packed
 
-Linear = Callable[[Tensor], Tensor]  # [..., in] -> [..., out]
-Joint = Callable[[Tensor], Sequence[Tensor]]  # several maps of one input
-Part = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
+Part = tuple[Tensor, Tensor | None]  # one map: weight [out, in], bias [out]
+Maps = Callable[[Tensor], Sequence[Tensor]]  # [..., in] -> [..., out] of each map
 
 
 @dataclass(frozen=True)
 class Plain:
-    """torch's F.linear: what transformers calls; the reference for bits."""
+    """torch's F.linear for each map: what transformers calls; the reference for bits."""
 
-    weight: Tensor  # [out, in]
-    bias: Tensor | None  # [out]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True)
-class OneByOne:
-    """Each of several maps on the same input."""
-
-    maps: Sequence[Linear]
+    parts: Sequence[Part]
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        return [each(x) for each in self.maps]
+        return [F.linear(x, weight, bias) for weight, bias in self.parts]
 
 
-LINEAR_KERNELS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
+LINEAR_KERNELS: dict[str, Callable[[Sequence[Part]], Maps]] = {
     "plain": Plain,
-    "packed": packed,
+    "packed": lambda parts: packed(parts) or Plain(parts),  # plain where packing has F.linear's bits for no call
     "tiled": tiled,
 }
-
-
-def together(kernel: str, parts: Sequence[Part]) -> Joint:
-    """Returns several maps of one input as one function: one product where they can be packed, one each otherwise.
-
-    In BF16 and FP16 each map keeps the bits it has alone. FP32 `packed` matches no other kernel bit for bit.
-    """
-    joined = packed_maps(parts) if kernel == "packed" else None
-    return joined or OneByOne([LINEAR_KERNELS[kernel](weight, bias) for weight, bias in parts])
-
-
-def linear_of(kernel: str, weights: Mapping[str, Tensor], name: str) -> Linear:
-    """Returns the module `name` of a checkpoint under a kernel: its `.weight`, and its `.bias` if there is one."""
-    return LINEAR_KERNELS[kernel](weights[name + ".weight"], weights.get(name + ".bias"))
-
-
-def joint_of(kernel: str, weights: Mapping[str, Tensor], *names: str) -> Joint:
-    """Returns several modules of a checkpoint that read one input (see `together`)."""
-    return together(kernel, [(weights[name + ".weight"], weights.get(name + ".bias")) for name in names])

@@ -7,7 +7,7 @@ import ctypes
 import os
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,10 @@ def machine_record() -> dict[str, str]:
         "libc": " ".join(platform.libc_ver()).strip() or "unknown",
         "torch": torch.__version__,  # with its build: the package's metadata calls +cpu and +cu130 by one name
         "torch_commit": str(torch.version.git_version),
-        **{name: _version(name) for name in LIBRARIES},
+        **{name: version(name) for name in LIBRARIES},
         **_cpu(),
         **{key: next((line for line in builds if word in line), "none") for key, word in BUILDS.items()},
-        "openmp_loaded": _openmp_libraries() or "unknown",
+        "openmp_loaded": " ".join(_openmp_libraries()) or "unknown",
         **_accelerator(),
         **variables(),
     }
@@ -120,13 +120,6 @@ def _accelerator() -> dict[str, str]:
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -134,11 +127,11 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _openmp_libraries() -> str:
+def _openmp_libraries() -> list[str]:
     """Returns the file names of the OpenMP libraries mapped into this process, as far as the system lists them."""
     names = {line.rpartition("/")[2] for line in _lines(PROC / "self" / "maps") if "/" in line}
     # by their beginning: scipy has modules named _decomp, which may be loaded at any time
-    return " ".join(sorted(name for name in names if name.startswith(("libgomp", "libiomp", "libomp"))))
+    return sorted(name for name in names if name.startswith(("libgomp", "libiomp", "libomp")))
 
 
 @cache

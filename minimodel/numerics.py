@@ -1,8 +1,9 @@
 """The numeric contract: everything that may change a bit, chosen explicitly, put in force, and recorded."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial, reduce
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +23,20 @@ DEFAULT_THREADS = 2
 SDPA_KERNELS = ("flash", "mem_efficient", "math", "cudnn")  # SDPA chooses among these; all on is torch's default
 SETTLED = ("cos", "sin", "exp")  # the MKL vector functions that a decoder pass calls
 Settings = dict[str, Any]  # of the process, under the names that a manifest records
+# Attributes of torch.backends in the order in which they are set: torch's old spelling (allow_tf32) stands before its
+# new one (fp32_precision), because the old one also sets a part of the new one. Callers change each of them.
+BACKENDS = {
+    "cuda_matmul_allow_tf32": "cuda.matmul.allow_tf32",
+    "cudnn_allow_tf32": "cudnn.allow_tf32",
+    "mkldnn_matmul_fp32_precision": "mkldnn.matmul.fp32_precision",
+    "cuda_matmul_fp32_precision": "cuda.matmul.fp32_precision",
+    "cudnn_conv_fp32_precision": "cudnn.conv.fp32_precision",
+    "cudnn_rnn_fp32_precision": "cudnn.rnn.fp32_precision",
+    "bf16_reduced_precision_reduction": "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "fp16_reduced_precision_reduction": "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "fp16_accumulation": "cuda.matmul.allow_fp16_accumulation",
+    "mkldnn": "mkldnn.enabled",
+}
 
 
 @dataclass(frozen=True, init=False)
@@ -50,12 +65,11 @@ class NumericContract:
         if kernels not in KERNELS and "/" not in str(kernels):
             raise refuse("kernels", f"{' or '.join(KERNELS)} or ATTENTION/LINEAR", kernels)
         pair = attention or _pair(kernels)[0], linear or _pair(kernels)[1]
-        chosen: dict[str, tuple[str, Collection[str]]] = {
-            "dtype": (dtype, DTYPES),
-            "attention kernel": (pair[0], ATTENTION_KERNELS),
-            "linear kernel": (pair[1], LINEAR_KERNELS),
-        }
-        for what, (name, known) in chosen.items():
+        for what, name, known in (
+            ("dtype", dtype, list(DTYPES)),
+            ("attention kernel", pair[0], list(ATTENTION_KERNELS)),
+            ("linear kernel", pair[1], list(LINEAR_KERNELS)),
+        ):
             if name not in known:
                 raise refuse(what, " or ".join(known), name)
         _check_device(device)
@@ -84,26 +98,53 @@ class NumericContract:
         return DTYPES[self.dtype]
 
     @property
-    def torch_devices(self) -> tuple[torch.device, ...]:
-        """All devices, in the order in which layers are placed over them."""
-        return tuple(torch.device(name) for name in self.device.split(","))
-
-    @property
     def torch_device(self) -> torch.device:
         """Where inputs, masks and logits lie: the first device."""
-        return self.torch_devices[0]
+        return torch.device(self.device.split(",")[0])
 
     @property
     def settings(self) -> Settings:
-        """The settings of the process under this contract."""
+        """The settings of the process under this contract. Everything not listed follows from the torch version."""
         # the paper's surface leaves cuDNN's TF32 on in BF16 (the decoder calls no cuDNN operation); FP32 has it off
-        return wanted(self.threads, self.dtype in ("bf16", "fp16"), self.reduced_precision)
+        cudnn_tf32 = self.dtype in ("bf16", "fp16")
+        return {
+            "threads": self.threads,
+            "float32_matmul_precision": "highest",
+            "cuda_matmul_allow_tf32": False,
+            "cudnn_allow_tf32": cudnn_tf32,
+            "mkldnn_matmul_fp32_precision": "ieee",  # "bf16" makes CPU FP32 products round their operands to BF16
+            "cuda_matmul_fp32_precision": "ieee",
+            "cudnn_conv_fp32_precision": "tf32" if cudnn_tf32 else "ieee",
+            "cudnn_rnn_fp32_precision": "tf32" if cudnn_tf32 else "ieee",
+            "bf16_reduced_precision_reduction": self.reduced_precision,
+            "fp16_reduced_precision_reduction": self.reduced_precision,
+            "fp16_accumulation": False,
+            "mkldnn": True,
+            "sdpa_kernels": " ".join(SDPA_KERNELS),
+            "autocast": False,
+            "deterministic_algorithms": False,  # torch's default, and the paper's
+        }
 
     def apply(self) -> None:
-        """Puts the settings in force. InputError where a region gets other threads: the record would be wrong."""
+        """Puts the settings in force, and two that torch has no getter for.
+
+        InputError where a parallel region gets other threads: the record would be wrong.
+        """
         torch.set_num_threads(self.threads)
         _require_threads(self.threads)
-        put_in_force(self.settings)
+        torch.set_float32_matmul_precision("highest")
+        for name, path in BACKENDS.items():
+            owner, _, attribute = path.rpartition(".")
+            setattr(attrgetter(owner)(torch.backends), attribute, self.settings[name])
+        for kernel in SDPA_KERNELS:
+            getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(True)
+        if torch.are_deterministic_algorithms_enabled():
+            # the call imports torch's compiler, which takes about as long as torch itself
+            torch.use_deterministic_algorithms(False)
+        torch.set_flush_denormal(False)
+        for device in ("cpu", "cuda"):
+            torch.set_autocast_enabled(device, False)
+        settle_vector_math()
 
     def require_in_force(self) -> None:
         """InputError when something changed a setting since `apply`: the bits would no longer be this contract's."""
@@ -118,65 +159,13 @@ class NumericContract:
         return {**chosen, **in_force()}
 
 
-def backends(cudnn_tf32: bool = False, reduced_precision: bool = True) -> dict[str, tuple[str, Any]]:
-    """Returns the attributes of torch.backends that are set, each with its value, in the order in which they are set.
-
-    torch's old spelling (allow_tf32) stands before its new one (fp32_precision), because the old one also sets a part
-    of the new one. Callers have been seen to change each of them.
-    """
-    cudnn, reduction = "tf32" if cudnn_tf32 else "ieee", "cuda.matmul.allow_{}_reduced_precision_reduction"
-    return {
-        "cuda_matmul_allow_tf32": ("cuda.matmul.allow_tf32", False),
-        "cudnn_allow_tf32": ("cudnn.allow_tf32", cudnn_tf32),
-        # "bf16" makes CPU FP32 products round their operands to BF16
-        "mkldnn_matmul_fp32_precision": ("mkldnn.matmul.fp32_precision", "ieee"),
-        "cuda_matmul_fp32_precision": ("cuda.matmul.fp32_precision", "ieee"),
-        "cudnn_conv_fp32_precision": ("cudnn.conv.fp32_precision", cudnn),
-        "cudnn_rnn_fp32_precision": ("cudnn.rnn.fp32_precision", cudnn),
-        "bf16_reduced_precision_reduction": (reduction.format("bf16"), reduced_precision),
-        "fp16_reduced_precision_reduction": (reduction.format("fp16"), reduced_precision),
-        "fp16_accumulation": ("cuda.matmul.allow_fp16_accumulation", False),
-        "mkldnn": ("mkldnn.enabled", True),
-    }
-
-
-def wanted(threads: int, cudnn_tf32: bool, reduced_precision: bool) -> Settings:
-    """Returns the settings of a run. Everything not listed follows from the torch version."""
-    return {
-        "threads": threads,
-        "float32_matmul_precision": "highest",
-        **{name: value for name, (_, value) in backends(cudnn_tf32, reduced_precision).items()},
-        "sdpa_kernels": " ".join(SDPA_KERNELS),
-        "autocast": False,
-        "deterministic_algorithms": False,  # torch's default, and the paper's
-    }
-
-
-def put_in_force(settings: Settings) -> None:
-    """Sets what `wanted` lists, and what torch has no getter for."""
-    torch.set_float32_matmul_precision(settings["float32_matmul_precision"])
-    for name, (path, _) in backends().items():
-        owner, _, attribute = path.rpartition(".")
-        setattr(reduce(getattr, owner.split("."), torch.backends), attribute, settings[name])
-    for kernel in SDPA_KERNELS:
-        getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(True)
-    if torch.are_deterministic_algorithms_enabled() != settings["deterministic_algorithms"]:
-        # the call imports torch's compiler, which takes about as long as torch itself
-        torch.use_deterministic_algorithms(settings["deterministic_algorithms"])
-    torch.set_flush_denormal(False)
-    for device in ("cpu", "cuda"):
-        torch.set_autocast_enabled(device, settings["autocast"])
-    settle_vector_math()
-
-
 def in_force() -> Settings:
     """Returns the settings as the process has them now; "mixed" where torch's two spellings of one disagree."""
     on = [kernel for kernel in SDPA_KERNELS if getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")()]
-    paths = {name: path.split(".") for name, (path, _) in backends().items()}
     return {
         "threads": torch.get_num_threads(),
         "float32_matmul_precision": _read(torch.get_float32_matmul_precision),
-        **{name: _read(partial(reduce, getattr, path, torch.backends)) for name, path in paths.items()},
+        **{name: _read(partial(attrgetter(path), torch.backends)) for name, path in BACKENDS.items()},
         "sdpa_kernels": " ".join(on),
         "autocast": any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),

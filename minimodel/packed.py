@@ -12,9 +12,9 @@ oneDNN keeps code and buffers of every row count that it has been called with, f
 shape. So loading tries only the counts of one request; `decode.independence` tries those of several.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ class PackedWeight:
 
 
 @dataclass(frozen=True)
-class PackedMaps:
+class Packed:
     """Maps of one input as one packed weight, the rows of each map below those of the map before."""
 
     run: PackedWeight
@@ -62,55 +62,30 @@ class PackedMaps:
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         if self.counts is None or x.numel() // x.shape[-1] in self.counts:
-            maps: Sequence[Tensor] = self.run(x).split(self.widths, dim=-1)
-            return maps
+            outs: Sequence[Tensor] = self.run(x).split(self.widths, dim=-1)
+            return outs
         return _apart(x, self.run.weight(), self.run.bias, self.widths)
 
 
-@dataclass(frozen=True)
-class PackedMap:
-    """One map alone."""
-
-    maps: PackedMaps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.maps(x)[0]
-
-
-def packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """weight [out, in], bias [out] or None -> a map [..., in] -> [..., out]; see the module for which bits.
-
-    A narrow weight whose check fails for every number of rows is left to F.linear. InputError for a dtype or device
-    that oneDNN cannot pack, and for a weight that trains.
-    """
-    if reason := why_not_packed(weight.dtype, weight.device):
-        raise InputError(f"linear kernel packed: {reason}; use --linear plain")
-    if weight.requires_grad:
-        raise refuse("linear kernel packed", "a weight that does not train", f"{weight.dtype}, training")
-    joined = packed_maps([(weight, bias)])
-    return partial(F.linear, weight=weight, bias=bias) if joined is None else PackedMap(joined)
-
-
-def packed_maps(parts: Sequence[tuple[Tensor, Tensor | None]]) -> PackedMaps | None:
+def packed(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Packed | None:
     """Packs maps (weight [out_i, in], bias [out_i] or None in all) as one; their outputs are views of one tensor.
 
-    None where they cannot be packed, or where the packed call has F.linear's bits for no number of rows.
+    None where the packed call has F.linear's bits for no number of rows. InputError for a dtype or device that oneDNN
+    cannot pack, and for a weight that trains.
     """
     biases = [bias for _, bias in parts if bias is not None]
     assert len(biases) in (0, len(parts)), "maps with and without a bias are not joined"
-    if not all(can_pack(weight) for weight, _ in parts):
-        return None
+    for weight, _ in parts:
+        if reason := why_not_packed(weight.dtype, weight.device):
+            raise InputError(f"linear kernel packed: {reason}; use --linear plain")
+        if weight.requires_grad:
+            raise refuse("linear kernel packed", "a weight that does not train", f"{weight.dtype}, training")
     widths = tuple(weight.shape[0] for weight, _ in parts)
     # a single weight is not copied: it may be the largest of the model
     weight = parts[0][0] if len(parts) == 1 else torch.cat([weight for weight, _ in parts])
     bias = torch.cat(biases) if biases else None
     counts = None if weight.dtype == torch.float32 else equal_counts(weight, bias, widths, ONE_REQUEST)
-    return None if counts == () else PackedMaps(PackedWeight(weight, bias), widths, counts)
-
-
-def can_pack(weight: Tensor) -> bool:
-    """Returns whether oneDNN packs this weight here; what trains must stay as it is."""
-    return not weight.requires_grad and not why_not_packed(weight.dtype, weight.device)
+    return None if counts == () else Packed(PackedWeight(weight, bias), widths, counts)
 
 
 def why_not_packed(dtype: torch.dtype, device: torch.device) -> str:

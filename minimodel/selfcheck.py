@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 
 import torch
 from torch import Tensor
@@ -40,35 +40,16 @@ def require_usable(numeric: NumericContract, config: ModelConfig) -> None:
     CopiesDiffer, or InputError for a kernel that this device does not have, names the step and what works instead.
     """
     numeric.apply()
-    fault = copies_fault(numeric, config)
-    if fault:
+    if fault := copies_fault(numeric, config):
         again = reproducible_may_help(numeric, config)
-        numeric.apply()
         raise (CopiesDiffer if again else InputError)(f"{fault}; {_remedy(numeric, config, again)}")
-    if numeric.invariant:
-        require_invariant(numeric, config)
+    require_invariant(numeric, config)
 
 
-def _remedy(numeric: NumericContract, config: ModelConfig, again: bool) -> str:
-    """Returns what may help (MKL's mode, if `again`) and what was tried here and works, as a phrase."""
-    found = [f"set {name}={value} before Python starts" for name, value in REPRODUCIBLE.items() if again]
-    others = {
-        "--threads 1": {"threads": 1},
-        "--attention eager": {"kernels": f"eager/{numeric.linear}"},
-        "--linear plain": {"kernels": f"{numeric.attention}/plain"},
-        "--kernels invariant": {"kernels": "invariant"},
-    }
-    for option, change in others.items():
-        other = replace(numeric, **change)  # type: ignore[arg-type]
-        try:
-            other.apply()
-            if other != numeric and not copies_fault(other, config):
-                found.append(f"pass {option} (other bits)")
-                break
-        except InputError:  # not here either
-            continue
-    numeric.apply()
-    return " or ".join(found) or "found no kernel or thread count that works here"
+def require_invariant(numeric: NumericContract, config: ModelConfig) -> None:
+    """InputError with `invariance_fault`'s text where kernels that claim invariance are not invariant here."""
+    if numeric.invariant and (fault := invariance_fault(numeric, config)):
+        raise InputError(fault)
 
 
 def reproducible_may_help(numeric: NumericContract, config: ModelConfig) -> bool:
@@ -78,9 +59,31 @@ def reproducible_may_help(numeric: NumericContract, config: ModelConfig) -> bool
     """
     if numeric.threads == 1 or not torch.backends.mkl.is_available() or set(REPRODUCIBLE) & set(os.environ):
         return False
-    one = replace(numeric, threads=1)
-    one.apply()
-    return not copies_fault(one, config)
+    return _works(replace(numeric, threads=1), config)
+
+
+def _remedy(numeric: NumericContract, config: ModelConfig, again: bool) -> str:
+    """Returns what may help (MKL's mode, if `again`) and what was tried here and works, as a phrase."""
+    found = [f"set {name}={value} before Python starts" for name, value in REPRODUCIBLE.items() if again]
+    others = {
+        "--threads 1": replace(numeric, threads=1),
+        "--attention eager": replace(numeric, kernels=f"eager/{numeric.linear}"),
+        "--linear plain": replace(numeric, kernels=f"{numeric.attention}/plain"),
+        "--kernels invariant": replace(numeric, kernels="invariant"),
+    }
+    works = (option for option, other in others.items() if other != numeric and _works(other, config))
+    found += [f"pass {option} (other bits)" for option in islice(works, 1)]
+    numeric.apply()
+    return " or ".join(found) or "found no kernel or thread count that works here"
+
+
+def _works(numeric: NumericContract, config: ModelConfig) -> bool:
+    """Puts another contract in force; returns whether this device has its kernels and copies keep equal bits."""
+    try:
+        numeric.apply()
+        return not copies_fault(numeric, config)
+    except InputError:
+        return False
 
 
 @lru_cache(maxsize=64)
@@ -108,13 +111,6 @@ def copies_fault(numeric: NumericContract, config: ModelConfig) -> str:
 
 
 @lru_cache(maxsize=8)
-def require_invariant(numeric: NumericContract, config: ModelConfig) -> None:
-    """Checks that invariant kernels are invariant here; InputError with `invariance_fault`'s text where not."""
-    assert numeric.invariant, "only invariant kernels claim invariance"
-    if fault := invariance_fault(numeric, config):
-        raise InputError(fault)
-
-
 @torch.inference_mode()
 def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
     """Returns the first step whose bits depend on the rest of the call, with its kernel and shape; empty where none do.

@@ -5,7 +5,7 @@ place. So rows go in tiles of a fixed size, the last one padded with zero rows. 
 `checks.place_does_not_matter` holds for it. Calls of other sizes in SIZES are used where they give the tile's bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minimodel.errors import InputError
 from minimodel.invariant.checks import Rows, in_tiles, place_does_not_matter, thread_counts, threads, trial
-from minimodel.packed import PackedWeight, can_pack
+from minimodel.packed import PackedWeight, why_not_packed
 
 # in order of preference; packed tiles of 32 rows cost little more than two rows, and a long call little more than one
 CANDIDATES = (("packed", 32), ("plain", 32), ("plain", 8), ("plain", 1))
@@ -27,16 +27,19 @@ Plan = tuple[str, tuple[int, ...]]  # the primitive, and the call sizes that agr
 _PLANS: dict[tuple[object, ...], Plan] = {}  # by shape: an order of sums does not depend on the numbers
 
 
-def tiled(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """weight [out, in], bias [out] or None -> a map [..., in] -> [..., out] whose rows keep their bits in any call.
+def tiled(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Maps of one input (weight [out, in], bias [out] or None) -> a function whose rows keep their bits in any call.
 
     InputError names the shape where no candidate passes its check on this device.
     """
-    shape = (tuple(weight.shape), bias is None, weight.dtype, weight.device, thread_counts())
-    if shape not in _PLANS:
-        _PLANS[shape] = _checked_plan(weight, bias)
-    primitive, sizes = _PLANS[shape]
-    return partial(_run, _rows_function(primitive, weight, bias), sizes)
+    runs = []
+    for weight, bias in parts:
+        shape = (tuple(weight.shape), bias is None, weight.dtype, weight.device, thread_counts())
+        if shape not in _PLANS:
+            _PLANS[shape] = _checked_plan(weight, bias)
+        primitive, sizes = _PLANS[shape]
+        runs.append(partial(_run, _rows_function(primitive, weight, bias), sizes))
+    return lambda x: [run(x) for run in runs]
 
 
 def _rows_function(primitive: str, weight: Tensor, bias: Tensor | None) -> Rows:
@@ -47,7 +50,7 @@ def _checked_plan(weight: Tensor, bias: Tensor | None) -> Plan:
     rows = next((n for n in CHECK_ROWS if n * weight.numel() <= CHECK_PRODUCTS), CHECK_ROWS[-1])
     x, weight, bias = trial(weight, bias, rows)
     for primitive, tile in CANDIDATES:
-        if primitive == "packed" and not can_pack(weight):
+        if primitive == "packed" and why_not_packed(weight.dtype, weight.device):
             continue
         function = _rows_function(primitive, weight, bias)
         with threads(1):

@@ -31,8 +31,7 @@ def exact_choice(row, allowed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab_size", [12, 64, 288, 32769, 151936])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("vocab_size", "threads"), [(12, 1), (288, 2), (32769, 2), (151936, 1), (151936, 2)])
 def test_ties_go_to_the_lowest_id(dtype, vocab_size, threads):
     """pytorch/pytorch 22853, 41998 (case 3): the same top logit at ids 5, 9 and last."""
     numeric("bf16", threads=threads).apply()
@@ -184,7 +183,6 @@ def test_a_suffix_is_the_rest_of_the_contract_and_the_same_again(three, contract
     assert whole.structure.done and len(suffix.margins) == len(suffix.tokens)
     between = contract.close_ids[4], contract.open_ids[5]
     assert suffix.tokens == (*suffix.merge, *between, *suffix.answer, contract.close_ids[5])
-    assert suffix.blocks == {"merge": suffix.merge, "answer": suffix.answer}
     assert len(suffix.merge) <= 12 and len(suffix.answer) <= 6
     json.dumps(suffix.margins, allow_nan=False)
     assert greedy_suffix(three.model, three.live) == suffix

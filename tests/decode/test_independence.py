@@ -20,6 +20,7 @@ from tests.conftest import numeric
 from tests.helpers import random_tensor
 
 CPU = torch.device("cpu")
+MAPS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
 @pytest.mark.parametrize(
@@ -40,14 +41,14 @@ def test_the_count_at_which_rows_change_is_found(function, rows, size):
     assert row_counts_equal(function, random_tensor(rows or 2 * LARGEST, 1, 24, seed=3)) == size
 
 
-def in_halves_from_four_rows(weight, bias):
+def in_halves_from_four_rows(parts):
     """A linear kernel that sums its products in halves in calls of four rows and more."""
 
     def run(x):
         half = x.shape[-1] // 2
         if x.numel() // x.shape[-1] < 4:
-            return F.linear(x, weight, bias)
-        return F.linear(x[..., :half], weight[:, :half], bias) + F.linear(x[..., half:], weight[:, half:])
+            return [F.linear(x, *part) for part in parts]
+        return [F.linear(x[..., :half], w[:, :half], b) + F.linear(x[..., half:], w[:, half:]) for w, b in parts]
 
     return run
 
@@ -91,26 +92,24 @@ def test_fewer_are_found_where_fewer_are_asked_for(bf16):
 @pytest.mark.parametrize("biased", [False, True])
 def test_pairs_are_linear_maps_of_two_rows(biased):
     x, weight = cancelling(12, 96, 40, torch.float32, CPU)
-    bias = random_tensor(40) if biased else None
-    pairs, plain = Pairs(weight, bias), Plain(weight, bias)
-    assert same_bits(pairs(x[:2, None]), plain(x[:2, None])), "one pair is one product of two rows"
-    assert pairs(x[:, None]).shape == plain(x[:, None]).shape
-    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    part = weight, random_tensor(40) if biased else None
+    pairs, plain = Pairs([part] * 2), Plain([part])
+    assert same_bits(pairs(x[:2, None])[1], plain(x[:2, None])[0]), "one pair is one product of two rows"
+    found = pairs(x[:, None])[0]
+    exact = F.linear(x.double(), *(None if one is None else one.double() for one in part))
     scale = F.linear(x.double().abs(), weight.double().abs()).max()
-    assert float((pairs(x[:, None])[:, 0].double() - exact).abs().max() / scale) < 1e-6
+    assert found.shape == (12, 1, 40) and float((found[:, 0].double() - exact).abs().max() / scale) < 1e-6
 
 
 def test_ways_share_every_weight(fp32):
-    head = fp32.lm_head
-    maps = [layer.o_proj for layer in fp32.layers] + [layer.down_proj for layer in fp32.layers] + [head]
-    joints = [joint for layer in fp32.layers for joint in (layer.qkv_proj, layer.gate_up_proj)]
-    shapes = {shape_of(linear) for linear in (*maps, *(each for joint in joints for each in joint.maps))}
-    other = taking(fp32, dict.fromkeys(shapes, OneCallEach))
-    assert isinstance(head, Plain) and other.lm_head.weight is head.weight
-    assert fp32.lm_head is head, "the model itself stays as it was"
-    changed = [other.lm_head, *(layer.o_proj for layer in other.layers)]
-    changed += [each for layer in other.layers for each in layer.qkv_proj.maps]
-    assert all(isinstance(each, OneCallEach) for each in changed)
+    def maps(model):
+        return [model.lm_head, *(getattr(layer, name) for layer in model.layers for name in MAPS)]
+
+    other = taking(fp32, {shape_of(one): OneCallEach for one in maps(fp32)})
+    assert all(type(one) is Plain for one in maps(fp32)), "the model itself stays as it was"
+    assert all(type(one) is OneCallEach for one in maps(other))
+    pairs = zip(maps(fp32), maps(other), strict=True)
+    assert all(x[0] is y[0] for one, its in pairs for x, y in zip(one.parts, its.parts, strict=True))
 
 
 def test_a_plain_map_whose_rows_change_in_one_call_takes_another_way(monkeypatch):
@@ -121,12 +120,13 @@ def test_a_plain_map_whose_rows_change_in_one_call_takes_another_way(monkeypatch
         return real(x, weight, bias) if x.numel() // x.shape[-1] < 4 else real(x, weight, bias) * (1 + 2**-20)
 
     _, weight = cancelling(2, 64, 48, torch.float32, CPU)
-    linear, x = Plain(weight, None), random_tensor(8, 1, 64, seed=4)
+    linear, x = Plain([(weight, None)]), random_tensor(8, 1, 64, seed=4)
     monkeypatch.setattr(F, "linear", altered)
     way = independence._way(linear, 4)
     assert way in (Pairs, OneCallEach)
-    assert not same_bits(linear(x), torch.cat([linear(pair) for pair in x.split(2)])), "the control"
-    assert same_bits(way(weight, None)(x), torch.cat([linear(pair.clone()) for pair in x.split(2)]))
+    alone = torch.cat([linear(pair.clone())[0] for pair in x.split(2)])
+    assert not same_bits(linear(x)[0], alone), "the control"
+    assert same_bits(way(linear.parts)(x)[0], alone)
 
 
 def test_a_head_too_large_to_be_made_twice_is_tried_itself(bf16, monkeypatch, unknown):
@@ -173,13 +173,13 @@ def test_packed_weights_are_tried_at_load_for_one_request_and_here_for_several(t
     Unpacked.called.clear()
     model = load_model(tiny_directory, numeric("bf16", linear="packed"), copies=1)
     assert Unpacked.called == {1, 2}
-    assert model.layers[0].qkv_proj.counts == model.lm_head.maps.counts == (1, 2)
+    assert model.layers[0].qkv_proj.counts == model.lm_head.counts == (1, 2)
     plain = together_here(load_model(tiny_directory, numeric("bf16"), copies=1))
     found = together_here(model)
-    joint, head = found.model.layers[0].qkv_proj, found.model.lm_head.maps
+    joint, head = found.model.layers[0].qkv_proj, found.model.lm_head
     if plain.size == LARGEST:  # F.linear's rows keep their bits here
         assert joint.counts == head.counts == (None if kind is Unpacked else (1, 2)), "else F.linear takes the rows"
-    assert joint.run is model.layers[0].qkv_proj.run and model.lm_head.maps.counts == (1, 2)
+    assert joint.run is model.layers[0].qkv_proj.run and model.lm_head.counts == (1, 2)
     x = random_tensor(2 * found.size, 1, model.config.hidden_size, dtype=torch.bfloat16)
     alone = [plain.model.layers[0].qkv_proj(pair.clone()) for pair in x.split(2)]
     assert all(same_bits(mine, torch.cat(own)) for mine, own in zip(joint(x), zip(*alone)))

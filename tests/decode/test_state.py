@@ -100,16 +100,10 @@ def test_digest_of_the_canonical_list():
 
 
 def test_content_of_a_block_leaves_its_delimiters_out_and_is_empty_where_it_does_not_occur(contract):
-    for tokens, block, first_open, content in (
-        (SUFFIX, 4, True, (15, 16)),
-        (SUFFIX, 5, False, (17,)),
-        (STATE, 2, False, ()),
-        (STATE, 3, False, (13, 14)),
-        (STATE, 5, False, ()),
-        ([], 5, False, ()),
-        ([262, 17], 5, False, (17,)),
-    ):
-        assert content_of(contract, tokens, block, first_open=first_open) == content
+    state = State.from_tokens(contract, STATE + SUFFIX)
+    contents = [content_of(contract, state.tokens, state.roles, block) for block in range(6)]
+    assert contents == [(10, 11), (12,), (), (13, 14), (15, 16), (17,)]
+    assert content_of(contract, STATE, state.roles, 5) == ()
 
 
 def test_a_prompt_state_is_the_template_between_the_prompts_delimiters(contract):

@@ -11,7 +11,7 @@ from cache import KVCache
 from minimodel import Decoder, load_model
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import same_bits
-from minimodel.layers import RotaryTables
+from minimodel.layers import RotaryEmbedding
 from minimodel.roles import attention_mask, position_ids
 from tests.conftest import numeric
 from tests.helpers import refused
@@ -135,9 +135,11 @@ def test_ids_out_of_range_are_refused_by_name(bf16, name, value, expected):
 def test_a_position_beyond_the_keys_takes_its_own_row_of_the_rotary_table(bf16):
     """A first table has 512 rows: position 900 of a short call needs more, and gets the bits of a longer table."""
     far, fresh = torch.arange(900, 900 + len(TOKENS))[None], copy.copy(bf16)
-    fresh.rotary = RotaryTables(bf16.config.head_dim, bf16.config.rope_theta, torch.bfloat16, torch.device("cpu"))
+    fresh.rotary_emb = RotaryEmbedding(
+        bf16.config.head_dim, bf16.config.rope_theta, torch.bfloat16, torch.device("cpu")
+    )
     first = call(fresh, position_ids=far)
-    fresh.rotary.at(torch.tensor([[0]]), 1024)
+    fresh.rotary_emb(torch.tensor([[0]]), 1024)
     assert same_bits(first, call(fresh, position_ids=far))
     assert not same_bits(first, call(fresh, position_ids=far - 900 + 1))
 

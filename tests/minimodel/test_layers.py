@@ -9,13 +9,11 @@ import torch.nn.functional as F
 
 from minimodel.bits import bits, same_bits
 from minimodel.layers import (
-    RotaryTables,
-    apply_rotary,
+    RotaryEmbedding,
+    apply_rotary_pos_emb,
     rms_norm,
     rms_norm_literal,
     rotary_table,
-    rotate,
-    sign_first_half,
     silu_in_steps,
 )
 from tests.helpers import DTYPES, random_tensor
@@ -42,31 +40,33 @@ def test_narrow_rotary_tables_are_fp32_tables_rounded_once(dtype):
 
 def test_rows_follow_position_ids_and_do_not_depend_on_growth():
     ids = torch.tensor([[0, 3, 3, 511], [7, 0, 1, 2]])
-    small, grown = (RotaryTables(32, 1e6, torch.bfloat16, CPU) for _ in range(2))
+    small, grown = (RotaryEmbedding(32, 1e6, torch.bfloat16, CPU) for _ in range(2))
     cos, sin = rotary_table(8192, 32, 1e6, torch.bfloat16)
-    assert same_bits(grown.at(torch.tensor([[4999]]), 5000)[0][0, 0, 0], cos[4999])
-    for mine, other, table in zip(small.at(ids, 512), grown.at(ids, 512), (cos, sign_first_half(sin))):
+    assert same_bits(grown(torch.tensor([[4999]]), 5000)[0][0, 0, 0], cos[4999])
+    for mine, other, table in zip(small(ids, 512), grown(ids, 512), (cos, sin)):
         assert mine.shape == (2, 4, 1, 32)
         assert same_bits(mine, other) and same_bits(mine[:, :, 0], table[ids])
         assert not same_bits(mine[0, 0], mine[0, 1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rotate_has_the_bits_of_apply_rotary(dtype):
-    for head_dim in (2, 6, 32, 64, 128):
+def test_a_rotation_turns_pairs_half_a_head_apart_and_rounds_both_products(dtype):
+    for head_dim in (2, 6, 64):
         cos, sin = (table[None, None, 5:12] for table in rotary_table(12, head_dim, 1e6, dtype))
-        x = random_tensor(2, 3, 7, head_dim, dtype=dtype, seed=head_dim)
-        x[0, 0, 0, 0], x[0, 0, 0, 1] = 0.0, -0.0
-        assert same_bits(rotate(x, cos, sign_first_half(sin)), apply_rotary(x, cos, sin))
-        assert not same_bits(rotate(x, cos, sin), apply_rotary(x, cos, sin)), "the control: a sign left out"
+        x, half = random_tensor(2, 3, 7, head_dim, dtype=dtype, seed=head_dim), head_dim // 2
+        first, second = x[..., :half], x[..., half:]
+        c, s = cos[..., :half], sin[..., :half]
+        turned = torch.cat((first * c + -(second * s), second * c + first * s), dim=-1)
+        assert same_bits(apply_rotary_pos_emb(x, cos, sin), turned)
+        assert not same_bits(apply_rotary_pos_emb(x, cos, -sin), turned), "the control: the other way round"
 
 
 def test_tables_first_used_in_inference_mode_still_train():
-    tables, ids = RotaryTables(8, 1e4, torch.float32, CPU), torch.tensor([[0, 1, 2]])
+    tables, ids = RotaryEmbedding(8, 1e4, torch.float32, CPU), torch.tensor([[0, 1, 2]])
     with torch.inference_mode():
-        tables.at(ids, 3)
+        tables(ids, 3)
     x = random_tensor(1, 3, 2, 8).requires_grad_()
-    rotate(x, *tables.at(ids, 3)).sum().backward()
+    apply_rotary_pos_emb(x, *tables(ids, 3)).sum().backward()
     assert x.grad is not None and bool(x.grad.abs().sum() > 0)
 
 

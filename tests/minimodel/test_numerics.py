@@ -1,14 +1,12 @@
 """The numeric contract: every setting chosen, put in force whatever the caller did, and missed when it changes.
 
 MKL's vector functions are called first on one thread (`numerics.settle_vector_math`). The fault that this rules out is
-a race that a test cannot order, so the quick test holds that each function's first call is on one element, so on one
-thread. The slow one starts many processes and counts.
+a race that a test cannot order, so the test holds that each function's first call is on one element.
 """
 
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -17,7 +15,7 @@ import torch.nn.functional as F
 
 from minimodel import NumericContract, load_model
 from minimodel.bits import same_bits
-from minimodel.numerics import DTYPES, in_force, wanted
+from minimodel.numerics import DTYPES, in_force
 from tests import THREADS
 from tests.conftest import numeric
 from tests.helpers import DTYPES as TORCH_DTYPES
@@ -77,7 +75,7 @@ def test_everything_changed_at_once_is_put_right(fresh_threads):
     for dtype in ("fp32", "bf16"):
         numeric(dtype).apply()
         numeric(dtype).require_in_force()
-    assert set(wanted(1, False, True)) == set(in_force())
+    assert list(numeric("bf16").settings) == list(in_force())
 
 
 def test_fp32_switches_tf32_off_and_bf16_is_the_papers_surface():
@@ -205,30 +203,16 @@ with Calls():
         model = load_model(directory, NumericContract(dtype=dtype, kernels=kernels, threads=1), copies=1)
         prompt = State.prompt(Contract.load(directory), TASK["question"], TASK["choices"])
         build_prefill(model, build_live(model, prompt).state)
-        model.rotary.at(torch.tensor([[4095]]), 4096)
+        model.rotary_emb(torch.tensor([[4095]]), 4096)
 print(json.dumps(first))
 """
-
-TABLE = """
-import hashlib, sys, torch
-from minimodel import NumericContract
-from minimodel.layers import rotary_table
-NumericContract("bf16", threads=8).apply()  # more threads than cores: the likeliest way to meet the race
-cos, sin = rotary_table(4096, 64, 1e6, torch.float32)
-if sys.argv[1] == "flip":
-    sin.view(torch.int32)[4095, 63] ^= 1
-print(hashlib.sha256(cos.numpy().tobytes() + sin.numpy().tobytes()).hexdigest())
-"""
-
-
-def fresh(script, *arguments):
-    """What a script prints in a fresh process."""
-    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def first_calls(*arguments):
     """Elements of the first call of each MKL function on each wide dtype in a fresh process: loading and two builds."""
-    return {name: numel for name, numel in json.loads(fresh(FIRST_CALLS, *arguments)).items() if name.split()[0] in MKL}
+    command = [sys.executable, "-c", FIRST_CALLS, *arguments]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return {name: numel for name, numel in found.items() if name.split()[0] in MKL}
 
 
 def test_every_first_call_is_on_one_element(tiny_directory):
@@ -237,11 +221,3 @@ def test_every_first_call_is_on_one_element(tiny_directory):
     assert set(settled.values()) == {1}, settled
     loose = first_calls(str(tiny_directory), "unsettled", "repeat_kv-bf16")
     assert loose["cos torch.float32"] == loose["sin torch.float32"] > 4096, "the control: the table is the first call"
-
-
-@pytest.mark.slow
-def test_a_hundred_fresh_processes_make_one_table():
-    with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(lambda _: fresh(TABLE, "as it is"), range(100)))
-    assert len(found) == 1
-    assert fresh(TABLE, "flip") not in found

@@ -10,7 +10,7 @@ from minimodel import packed
 from minimodel.bits import same_bits
 from minimodel.invariant import linear as tiled
 from minimodel.invariant.checks import cancelling, in_tiles, place_does_not_matter
-from minimodel.linear import LINEAR_KERNELS, together
+from minimodel.linear import LINEAR_KERNELS, Plain
 from tests.helpers import DTYPES, random_tensor, refused
 
 NARROW = DTYPES[:2]
@@ -23,6 +23,12 @@ def require_packing(dtype):
     """Skips the test where this process cannot pack weights of `dtype`, naming the reason."""
     if reason := packed.why_not_packed(dtype, CPU):
         pytest.skip(reason)
+
+
+def linear(kernel, weight, bias=None):
+    """One map alone under a kernel."""
+    maps = LINEAR_KERNELS[kernel]([(weight, bias)])
+    return lambda x: maps(x)[0]
 
 
 def weight_and_bias(shape, dtype):
@@ -44,9 +50,9 @@ def rows_that_change(function, x, rows):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tiled_rows_keep_their_bits_in_any_call(dtype, shape, fresh_threads):
     x, weight = cancelling(300, shape[1], shape[0], dtype, CPU, seed=9)
-    assert rows_that_change(LINEAR_KERNELS["tiled"](weight, None), x, ROWS) == 0
+    assert rows_that_change(linear("tiled", weight), x, ROWS) == 0
     weight, bias = weight_and_bias(shape, dtype)
-    x, function = random_tensor(300, shape[1], dtype=dtype, seed=2), LINEAR_KERNELS["tiled"](weight, bias)
+    x, function = random_tensor(300, shape[1], dtype=dtype, seed=2), linear("tiled", weight, bias)
     assert rows_that_change(function, x, ROWS) == 0
     whole = function(x.view(3, 100, -1))
     assert whole.shape == (3, 100, shape[0]) and same_bits(whole.view(300, -1), function(x))
@@ -60,7 +66,7 @@ def test_tiled_rows_keep_their_bits_in_any_call(dtype, shape, fresh_threads):
 def test_plain_rows_do_not_keep_theirs(fresh_threads):
     """The control: in FP32 the same test fails for F.linear."""
     x, weight = cancelling(300, 768, 128, torch.float32, CPU, seed=9)
-    assert rows_that_change(LINEAR_KERNELS["plain"](weight, None), x, ROWS) > 0
+    assert rows_that_change(linear("plain", weight), x, ROWS) > 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,7 +88,7 @@ def test_sums_that_cancel_show_an_order_that_rounding_hides(dtype):
 def test_tiled_rows_at_real_shapes(dtype, shape, fresh_threads):
     x, weight = cancelling(1100, shape[1], shape[0], dtype, CPU, seed=9)
     counts = [*range(1, 70), *ROWS[16:], 511, 512, 513, 1024, 1025]
-    assert rows_that_change(LINEAR_KERNELS["tiled"](weight, None), x, counts) == 0
+    assert rows_that_change(linear("tiled", weight), x, counts) == 0
 
 
 def test_a_function_that_looks_at_its_place_is_found_out(fresh_threads):
@@ -109,70 +115,42 @@ def test_tiled_refuses_a_shape_that_nothing_keeps(monkeypatch):
     monkeypatch.setattr(tiled, "place_does_not_matter", lambda *_: False)
     monkeypatch.setattr(tiled, "_PLANS", {})
     with refused("linear kernel tiled", "[64, 32]", "float32", "threads"):
-        LINEAR_KERNELS["tiled"](*weight_and_bias((64, 32), torch.float32))
+        linear("tiled", *weight_and_bias((64, 32), torch.float32))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("widths", [(64,), (36,), (192,), (64, 32, 32), (36, 36), (96, 20, 4)])  # of maps of one input
 @pytest.mark.parametrize("dtype", NARROW)
-def test_packed_has_the_bits_of_plain(dtype, shape, fresh_threads):
+def test_packed_maps_have_the_bits_of_plain_ones(dtype, widths, fresh_threads):
     require_packing(dtype)
-    x, weight = cancelling(300, shape[1], shape[0], dtype, CPU, seed=9)
-    for b in (torch.zeros(shape[0], dtype=dtype), None):
-        mine, plain = (LINEAR_KERNELS[name](weight, b) for name in ("packed", "plain"))
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            for rows in ROWS:
-                assert same_bits(mine(x[:rows]), plain(x[:rows])), (rows, threads)
-    assert mine(x[:6].view(2, 3, -1)).shape == (2, 3, shape[0])
-
-
-@pytest.mark.parametrize("widths", [(64, 32, 32), (36, 36), (96, 20, 4)])  # of maps of one input
-@pytest.mark.parametrize("dtype", NARROW)
-def test_packed_maps_of_one_input_have_the_bits_they_have_alone(dtype, widths, fresh_threads):
-    require_packing(dtype)
-    x, weight = cancelling(300, 128, sum(widths), dtype, CPU, seed=9)
+    x, weight = cancelling(300, 100, sum(widths), dtype, CPU, seed=9)
     for bias in (torch.zeros(sum(widths), dtype=dtype), random_tensor(sum(widths), dtype=dtype), None):
         parts = list(zip(weight.split(widths), [None] * len(widths) if bias is None else bias.split(widths)))
-        joined, alone = together("packed", parts), [LINEAR_KERNELS["plain"](*part) for part in parts]
+        joined, plain = LINEAR_KERNELS["packed"](parts), Plain(parts)
         counts = packed.equal_counts(weight, bias, widths, packed.ONE_REQUEST)
-        assert isinstance(joined, packed.PackedMaps) == bool(counts), "one product where the check passes"
+        assert isinstance(joined, packed.Packed) == bool(counts), "one product where the check passes"
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for rows in ROWS:
                 outs = joined(x[:rows])
                 assert [out.shape[-1] for out in outs] == list(widths)
-                assert all(same_bits(out, one(x[:rows])) for out, one in zip(outs, alone)), (rows, threads)
-    assert not same_bits(outs[0].clone(), alone[0](x[:rows].flip(0))), "control: other rows give other bits"
-    assert joined(x[:6].view(2, 3, -1))[1].shape == (2, 3, widths[1])
+                assert all(map(same_bits, map(torch.clone, outs), plain(x[:rows]))), (rows, threads)
+    assert not same_bits(outs[0].clone(), plain(x[:rows].flip(0))[0]), "control: other rows give other bits"
+    assert joined(x[:6].view(2, 3, -1))[-1].shape == (2, 3, widths[-1])
 
 
-def test_packed_falls_back_to_plain_maps_where_the_check_fails(monkeypatch):
+def test_packed_is_plain_where_the_check_fails(monkeypatch):
     require_packing(torch.bfloat16)
-    monkeypatch.setattr(packed, "_EQUAL", {})
-    monkeypatch.setattr(packed, "same_bits", lambda *_: False)
-    weight, bias = weight_and_bias((64, 32), torch.bfloat16)
-    assert LINEAR_KERNELS["packed"](weight, bias).func is F.linear
-    parts, x = list(zip(weight.split(32), bias.split(32))), random_tensor(2, 32, dtype=torch.bfloat16, seed=2)
-    assert all(
-        same_bits(mine.contiguous(), F.linear(x, *part)) for mine, part in zip(together("packed", parts)(x), parts)
-    )
-    monkeypatch.setattr(packed, "_EQUAL", {})
-    monkeypatch.setattr(packed, "same_bits", lambda *_: True)
-    assert isinstance(together("packed", parts), packed.PackedMaps), "control: a check that passes"
-
-
-@pytest.mark.parametrize("kernel", ["plain", "tiled"])
-def test_kernels_other_than_packed_take_each_map_alone(kernel):
-    weight, bias = weight_and_bias((64, 32), torch.float32)
-    parts, x = list(zip(weight.split((48, 16)), bias.split((48, 16)))), random_tensor(2, 32, seed=2)
-    outs = together(kernel, parts)(x)
-    assert all(same_bits(out, LINEAR_KERNELS[kernel](*part)(x)) for out, part in zip(outs, parts))
+    parts = [weight_and_bias((64, 32), torch.bfloat16)] * 2
+    for passes in (False, True):  # the second is the control
+        monkeypatch.setattr(packed, "_EQUAL", {})
+        monkeypatch.setattr(packed, "same_bits", lambda *_, passes=passes: passes)
+        assert isinstance(LINEAR_KERNELS["packed"](parts), packed.Packed if passes else Plain)
 
 
 def test_packed_fp32_has_its_own_bits():
     weight, bias = weight_and_bias((128, 768), torch.float32)
     x = random_tensor(2, 768, seed=2)
-    mine, plain = (LINEAR_KERNELS[name](weight, bias)(x) for name in ("packed", "plain"))
+    mine, plain = (linear(name, weight, bias)(x) for name in ("packed", "plain"))
     torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
     assert not same_bits(mine, plain)
 
@@ -191,11 +169,10 @@ def test_without_packing_packed_is_refused_and_tiled_rows_still_keep_their_bits(
     monkeypatch.setattr(packed, "packing_works", lambda dtype: False)
     monkeypatch.setattr(tiled, "_PLANS", {})
     part, name = weight_and_bias((64, 32), dtype), str(dtype).removeprefix("torch.")
-    for pack in (lambda: LINEAR_KERNELS["packed"](*part), lambda: together("packed", [part, part])):
-        with refused("linear kernel packed", feature, name, "use --linear plain"):
-            pack()
+    with refused("linear kernel packed", feature, name, "use --linear plain"):
+        LINEAR_KERNELS["packed"]([part, part])
     x, weight = cancelling(300, 100, 36, dtype, CPU, seed=9)
-    function = LINEAR_KERNELS["tiled"](weight, None)
+    function = linear("tiled", weight)
     assert [primitive for primitive, _ in tiled._PLANS.values()] == ["plain"]
     assert rows_that_change(function, x, ROWS) == 0
 
@@ -220,6 +197,6 @@ def test_the_trial_of_packing_reports_what_onednn_refuses(monkeypatch):
 
 def test_packed_refuses_what_cannot_be_packed():
     with refused("linear kernel packed", "float64", "--linear plain"):
-        LINEAR_KERNELS["packed"](random_tensor(4, 4, dtype=torch.float64), None)
+        linear("packed", random_tensor(4, 4, dtype=torch.float64))
     with refused("linear kernel packed", "training"):
-        LINEAR_KERNELS["packed"](random_tensor(4, 4).requires_grad_(), None)
+        linear("packed", random_tensor(4, 4).requires_grad_())
