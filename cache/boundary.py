@@ -62,31 +62,24 @@ class Boundary:
 
     @classmethod
     @torch.inference_mode()
-    def load(
-        cls, path: str | Path, contract: Contract, provenance: Provenance, same_numeric: bool = True
-    ) -> "Boundary":
+    def load(cls, path: str | Path, contract: Contract, provenance: Provenance) -> "Boundary":
         """Returns the saved boundary, bit for bit, on the devices of `provenance.numeric`.
 
-        InputError unless checkpoint, decoding contract and numeric contract are those of `contract` and `provenance`;
-        `same_numeric` False requires only the same dtype, so that a boundary of another kernel, another machine or of
-        transformers can be continued here. A loaded prefill has no second call: its replica is a copy.
+        InputError unless checkpoint, decoding contract and numeric contract are those of `contract` and `provenance`. A
+        loaded prefill has no second call: its replica is a copy.
         """
         path = Path(path)
         stored = open_tensors(path, SCHEMA)
-        numeric = provenance.numeric
         require_same(path, "checkpoint", stored.header["checkpoint"], provenance.checkpoint)
         require_same(path, "contract", stored.header["contract"], contract_record(contract))
-        if same_numeric:
-            require_same(path, "numeric contract", stored.header["numeric"], numeric)
-        elif stored.header["numeric"].get("dtype") != numeric["dtype"]:
-            raise refuse(f"{path}: dtype", repr(numeric["dtype"]), stored.header["numeric"].get("dtype"))
+        require_same(path, "numeric contract", stored.header["numeric"], provenance.numeric)
         state = State.from_tokens(contract, stored.header["tokens"])
         if not state.structure.at_boundary:
             raise InputError(f"{path}: tokens: expected a prefix that ends with merge's opening delimiter")
         record = FunctionalRecord.of_state(state.tokens, state.roles, contract.rules.visibility)
         if record.sha256() != stored.header["functional_sha256"]:
             raise InputError(f"{path}: functional_sha256: expected the digest of its own tokens, found another")
-        cache, logits = _read(stored, len(state), numeric["device"])
+        cache, logits = _read(stored, len(state), provenance.numeric["device"])
         return cls(stored.header["construction"], state, cache, logits, record, tuple(stored.header["margins"]))
 
 

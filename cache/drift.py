@@ -29,10 +29,6 @@ class TensorDrift:
     def exact(self) -> bool:
         return self.differing == 0
 
-    @property
-    def max_abs(self) -> float | None:
-        return None if self.sizes is None else self.sizes[0]
-
     def as_dict(self) -> dict[str, Any]:
         """Returns the ledger's object."""
         counts = {"exact": self.exact, "differing": self.differing, "elements": self.elements}

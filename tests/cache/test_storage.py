@@ -84,12 +84,8 @@ def test_another_checkpoint_contract_or_numeric_contract_is_refused(saved, prove
         load(path, checkpoint={**provenance.checkpoint, "model.safetensors": "0" * 64})
     with refused("contract caps"):
         Boundary.load(path, replace(contract, caps=(None, 9, 9, 9, 12, 6)), provenance)
-    kernel, wide = ({**provenance.numeric, **change} for change in ({"attention": "eager"}, {"dtype": "fp64"}))
     with refused("numeric contract attention", "'eager'", "'repeat_kv'"):
-        load(path, numeric=kernel)
-    assert Boundary.load(path, contract, replace(provenance, numeric=kernel), same_numeric=False).construction == "live"
-    with refused("dtype", "'fp64'"):
-        Boundary.load(path, contract, replace(provenance, numeric=wide), same_numeric=False)
+        load(path, numeric={**provenance.numeric, "attention": "eager"})
 
 
 @pytest.mark.parametrize(
