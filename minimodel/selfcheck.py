@@ -27,7 +27,7 @@ from minimodel.numerics import NumericContract
 LENGTH = KEY_BLOCK + 24  # crosses a key block
 VOCABULARY = 64  # invariant kernels check the head when its own weight is loaded
 BLOCK = 1 << 20  # random numbers drawn for a weight; a larger one repeats them
-KEPT = "layers.0."
+LAYER = "layers.0."
 PREFILLS = (2, 3, 5, 37, 205)  # tokens of a call on an empty cache
 KEYS = (1, 8, 64, 205, 433, 1024)  # keys that one token attends to, itself included
 TRIES = 3  # of each call: the memory of a thread lies elsewhere each time
@@ -105,7 +105,7 @@ def copies_fault(numeric: NumericContract, config: ModelConfig) -> str:
             if name:
                 call = f"queries {stop - start}, keys {stop}"
                 kind = f"{numeric.dtype} on {numeric.device}, threads {numeric.threads}"
-                step = f"{name.removeprefix(KEPT)} ({_kernel(name, numeric)})"
+                step = f"{name.removeprefix(LAYER)} ({_kernel(name, numeric)})"
                 return f"two equal copies get different bits at {step}, {call}, {kind}"
     return ""
 
@@ -128,12 +128,12 @@ def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
     with threads(1):
         whole = steps_of(model, tokens.expand(2, -1), mask, random_kv(numeric, config, 0, seed=7))
     for count, copies, (start, stop) in product(thread_counts(), (1, 2), _chunks(config)):
-        held = Before(*(whole[name][:copies, :, :start] for name in ("keys", "values")))
+        held = FixedCache(*(whole[name][:copies, :, :start] for name in ("keys", "values")))
         with threads(count):
             part = steps_of(model, tokens[:, start:stop].expand(copies, -1), mask[:, :, start:stop, :stop], held)
         if name := _differing(part, whole, start, stop, copies):
             return (
-                f"self-check of {_kernel(name, numeric)} at {name.removeprefix(KEPT)}, {list(part[name].shape)} "
+                f"self-check of {_kernel(name, numeric)} at {name.removeprefix(LAYER)}, {list(part[name].shape)} "
                 f"{numeric.dtype} on {numeric.device}, {count} threads: expected tokens {start} to {stop - 1} of "
                 f"{copies} copies to have the bits of one call of {LENGTH}, found others"
             )
@@ -196,7 +196,7 @@ def one_layer(
     return Decoder(config, {name: made.to(numeric.torch_device) for name, made in weights.items()}, numeric)
 
 
-class Before:
+class FixedCache:
     """A cache of one layer that holds `keys` and `values` [B, H_kv, n, D] however often it is appended to."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -210,15 +210,15 @@ class Before:
         return self.after
 
 
-def random_kv(numeric: NumericContract, config: ModelConfig, length: int, seed: int) -> Before:
+def random_kv(numeric: NumericContract, config: ModelConfig, length: int, seed: int) -> FixedCache:
     """Returns a cache of `length` random tokens, the same in two copies."""
     generator, shape = torch.Generator().manual_seed(seed), (1, config.num_key_value_heads, length, config.head_dim)
     made = (torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for _ in "kv")
     keys, values = (one.to(numeric.torch_dtype).to(numeric.torch_device).repeat(2, 1, 1, 1) for one in made)
-    return Before(keys, values)
+    return FixedCache(keys, values)
 
 
-def steps_of(model: Decoder, tokens: Tensor, mask: Tensor, cache: Before, last: bool = False) -> dict[str, Tensor]:
+def steps_of(model: Decoder, tokens: Tensor, mask: Tensor, cache: FixedCache, last: bool = False) -> dict[str, Tensor]:
     """Returns every observed step of tokens [B, T] after the cache's, the logits, and the keys and values afterwards.
 
     `last`: the logits are of the last token alone, as decoding takes them; all of a prefill's, over the model's own

@@ -120,13 +120,6 @@ def test_prefill_in_chunks_shows_the_decoder_the_same_things(three, chunk):
     assert compare(chunked.cache, three.prefill.cache).as_dict()["relative_l2"] < 0.02
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-def test_the_number_of_copies_is_the_callers(three, copies):
-    boundary = build_incremental(three.model, three.live.state, copies=copies)
-    assert boundary.cache.batch == copies and boundary.logits.shape == (copies, 288)
-    boundary.cache.require_equal_copies()
-
-
 def test_a_state_that_is_no_boundary_and_a_chunk_that_is_no_positive_number_are_refused(three, contract, prompt):
     tokens = three.live.state.tokens
     for state in (prompt, State.from_tokens(contract, tokens[:-1]), State.from_tokens(contract, [*tokens, 5])):

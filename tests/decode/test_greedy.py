@@ -13,7 +13,6 @@ from decode import Contract, RowFailure, State, greedy_suffix
 from decode.greedy import choose
 from decode.stepper import Stepper
 from minimodel import load_model
-from minimodel.roles import attention_mask
 from tests.conftest import numeric
 from tests.helpers import DTYPES, edit_tensors, flip_bit, random_tensor, refused
 from tests.tiny import TASK, write_checkpoint
@@ -188,16 +187,6 @@ def test_a_suffix_is_the_rest_of_the_contract_and_the_same_again(three, contract
     assert greedy_suffix(three.model, three.live) == suffix
 
 
-def test_a_suffix_that_other_tokens_led_to_has_another_functional_digest(three):
-    """The functional digest covers every token, role, position and mask row that was fed."""
-    suffix = greedy_suffix(three.model, three.live)
-    assert suffix.functional_sha256 == greedy_suffix(three.model, three.incremental).functional_sha256
-    logits = three.live.logits.clone()
-    logits[:, suffix.tokens[0]] -= 100
-    other = greedy_suffix(three.model, replace(three.live, logits=logits))
-    assert other.tokens[0] != suffix.tokens[0] and other.functional_sha256 != suffix.functional_sha256
-
-
 @pytest.mark.parametrize("where", ["logits", 0, 2])
 def test_boundary_copies_that_differ_in_one_bit_fail_the_row(three, where):
     cache, logits = three.live.cache.copy(), three.live.logits.clone()
@@ -224,24 +213,3 @@ def test_a_context_beyond_the_models_limit_is_refused(tmp_path, bf16):
         build_live(model, State.prompt(contract, TASK["question"], TASK["choices"]))
     with refused("max_position_embeddings", "1024", "1025"):
         Stepper(bf16, KVCache.for_model(bf16, 2, 4), 2, 1025)
-
-
-def test_a_step_shows_the_decoder_its_mask_row_position_and_role(three):
-    """What a hand-written step passes gives the stepper's bits; another position, role or mask row gives others."""
-    model, state, seen = three.model, three.live.state, three.incremental.cache
-    last = len(state) - 1
-
-    @torch.inference_mode()
-    def step(position, role, hidden_slot=None):
-        cache = KVCache.for_model(model, 2, len(state))
-        for layer in range(cache.layers):
-            cache.append(layer, seen.keys(layer)[:, :, :last], seen.values(layer)[:, :, :last])
-        row = attention_mask(torch.tensor([state.roles[last:]]), torch.tensor([state.roles])).clone()
-        if hidden_slot is not None:
-            row[..., hidden_slot] = False
-        given = (torch.tensor([[value]] * 2) for value in (state.tokens[last], role, position))
-        return model.logits(model(*given, row.expand(2, 1, 1, -1), cache))[:, 0]
-
-    assert torch.equal(step(last, 4), three.incremental.logits)
-    for other in (step(last - 1, 4), step(last, 3), step(last, 4, 2)):
-        assert not torch.equal(other, three.incremental.logits)

@@ -85,10 +85,6 @@ def test_a_batch_that_mixes_its_requests_is_refused(bf16, unknown):
     assert found.size == 1 and found.limit.endswith("one whole layer, 4 rows")
 
 
-def test_fewer_are_found_where_fewer_are_asked_for(bf16):
-    assert together_here(bf16, 2).size <= 2
-
-
 @pytest.mark.parametrize("biased", [False, True])
 def test_pairs_are_linear_maps_of_two_rows(biased):
     x, weight = cancelling(12, 96, 40, torch.float32, CPU)

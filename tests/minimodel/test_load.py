@@ -36,16 +36,6 @@ def test_shards_give_the_bits_of_the_single_file(tiny_directory, directory, tmp_
     assert not same_bits(logits(write_checkpoint(tmp_path / "other", seed=1), dtype), single)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
-def test_a_bf16_file_in_a_wider_model_keeps_every_value(tiny_directory, dtype):
-    model = load_model(tiny_directory, numeric(dtype), copies=1)
-    saved = load_file(tiny_directory / "model.safetensors")["model.embed_tokens.weight"]
-    table = load_file(tiny_directory / "role_embedding.safetensors")["weight"]
-    assert same_bits(model.embed_tokens, saved.to(model.numeric.torch_dtype))
-    assert same_bits(model.role_embedding, table.to(model.numeric.torch_dtype))
-    assert logits(tiny_directory, dtype).dtype == model.numeric.torch_dtype
-
-
 def test_a_wider_file_in_a_bf16_model_is_rounded_as_if_it_had_been_saved_so(tiny_directory, tmp_path):
     wide = write_checkpoint(tmp_path / "wide", torch.float32)
     assert same_bits(logits(wide, "bf16"), logits(tiny_directory, "bf16"))

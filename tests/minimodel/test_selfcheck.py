@@ -52,11 +52,6 @@ def several_threads(query, keys):
     return torch.get_num_threads() > 1
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_one_thread_gives_equal_copies_equal_bits(dtype):
-    require_usable(numeric(dtype), TINY)
-
-
 @pytest.mark.parametrize(
     ("when", "call"),
     [
@@ -134,7 +129,6 @@ def test_a_library_user_meets_it_at_load_unless_one_copy_is_enough(tiny_director
 def test_invariant_kernels_pass_and_constructions_and_chunkings_agree_in_every_bit(
     tiny_directory, dtype, prompt, fresh_threads
 ):
-    require_invariant(numeric(dtype, kernels="invariant", threads=max(THREADS, 2)), TINY)
     contract = numeric(dtype, kernels="invariant")
     model = load_model(tiny_directory, contract)
     contract.require_in_force()  # the checks try several thread counts
