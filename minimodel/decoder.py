@@ -142,9 +142,10 @@ class Decoder:
         """Runs embedding, layers and final norm: [B, T] -> [B, T, E]. `attend` holds the caches and the masks."""
         last = check_ids("position_ids", position_ids, self.config.max_position_embeddings)
         hidden_states = noting(observe)("embed", self.embed(input_ids, roles))  # [B, T, E]
-        position_embeddings = self.rotary_emb(position_ids, max(key_length, last + 1))  # cos, sin [B, T, 1, D]
-        for i in range(len(self.layers)):
-            hidden_states = self.layer(i, hidden_states, position_embeddings, attend, noting(observe, f"layers.{i}."))
+        cos, sin = self.rotary_emb(position_ids, max(key_length, last + 1))  # [B, T, 1, D] each
+        for i, place in enumerate(self.places):
+            hidden_states, cos, sin = (x.to(place) for x in (hidden_states, cos, sin))  # changes no bit
+            hidden_states = self.layer(i, hidden_states, cos, sin, attend, noting(observe, f"layers.{i}."))
         return noting(observe)("norm", rms_norm(hidden_states, self.norm, self.config.rms_norm_eps))  # [B, T, E]
 
     def embed(self, input_ids: Tensor, roles: Tensor | None) -> Tensor:
@@ -159,13 +160,9 @@ class Decoder:
         check_ids("roles", roles, NUM_ROLES)
         return inputs_embeds + F.embedding(roles + self.rules.role_offset, self.role_embedding)  # [B, T, E]
 
-    def layer(
-        self, i: int, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attend: Attend, note: Note
-    ) -> Tensor:
+    def layer(self, i: int, hidden_states: Tensor, cos: Tensor, sin: Tensor, attend: Attend, note: Note) -> Tensor:
         """Decoder layer i: attention and MLP, each after a norm and added to its input: [B, T, E] -> [B, T, E]."""
-        layer, place, eps = self.layers[i], self.places[i], self.config.rms_norm_eps
-        hidden_states = hidden_states.to(place)  # [B, T, E]; moving changes no bit
-        cos, sin = (table.to(place) for table in position_embeddings)  # [B, T, 1, D]
+        layer, eps = self.layers[i], self.config.rms_norm_eps
         normed = note("input_layernorm", rms_norm(hidden_states, layer.input_layernorm, eps))  # [B, T, E]
         attn_output = self.self_attn(i, normed, cos, sin, attend, note)  # [B, T, E]
         hidden_states = note("attention_residual", hidden_states + attn_output)  # [B, T, E]
