@@ -16,7 +16,7 @@ from tests.helpers import DTYPES, random_tensor, refused
 NARROW = DTYPES[:2]
 SHAPES = [(64, 32), (36, 100), (128, 768)]  # out, in
 CPU = torch.device("cpu")
-ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 32, 33, 40, 63, 64, 65, 100, 128, 129, 200, 300]
+ROWS = [1, 2, 3, 4, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65, 129, 300]
 
 
 def require_packing(dtype):
@@ -87,7 +87,7 @@ def test_sums_that_cancel_show_an_order_that_rounding_hides(dtype):
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 def test_tiled_rows_at_real_shapes(dtype, shape, fresh_threads):
     x, weight = cancelling(1100, shape[1], shape[0], dtype, CPU, seed=9)
-    counts = [*range(1, 70), *ROWS[16:], 511, 512, 513, 1024, 1025]
+    counts = [*range(1, 70), 100, 128, 129, 200, 300, 511, 512, 513, 1024, 1025]
     assert rows_that_change(linear("tiled", weight), x, counts) == 0
 
 
