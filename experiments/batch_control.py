@@ -8,8 +8,6 @@ vocabulary, of the model-dtype logits that chose it; a forced token has none.
     python -m experiments.batch_control --dtype bf16
 """
 
-from dataclasses import replace
-
 import click
 
 from decode.record import derived_sha256
@@ -36,12 +34,13 @@ def whole_input(model: Decoder, row: str, prompt: State) -> Input:
 @dtype_option
 @common_options("batch_control")
 def main(options: RunOptions, dtype: str) -> int:
-    session = open_session("batch_control", replace(options, limit=None), dtype)
-    prompts = zip(session.tasks, session.prompts)
-    inputs = [whole_input(session.model, task.id, prompt) for task, prompt in prompts]
+    session = open_session("batch_control", options, {dtype: options.numeric(dtype)})
+    tasks, prompts, data = session.tasks(None)
+    model = session.models.at(dtype)
+    inputs = [whole_input(model, task.id, prompt) for task, prompt in zip(tasks, prompts)]
     chosen, panel = select(inputs, options.limit)
-    control = Control("batch_control", session.model, chosen, panel, longest_row(session.prompts))
-    manifest = session.manifest([one.row for one in chosen], panel)
+    control = Control("batch_control", model, chosen, panel, longest_row(prompts))
+    manifest = session.manifest([one.row for one in chosen], panel, data)
     return run(control, manifest, options, options.directory(f"batch_control-{dtype}"))
 
 

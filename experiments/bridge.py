@@ -19,7 +19,7 @@ from cache.build import incremental_steps, live_steps
 from decode.greedy import Steps
 from experiments.report.values import outcome, rate
 from experiments.run import inputs
-from experiments.run.experiment import ArmExperiment, Arms, OneDecoder, boundary_length, gate, replica_gate
+from experiments.run.experiment import ArmExperiment, Arms, OneDecoder, gate, replica_gate
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
 from experiments.run.progress import RowProgress
@@ -50,8 +50,8 @@ class Bridge(OneDecoder[Arms], ArmExperiment):
 
     @gate
     def boundary_length(self, made: Arms) -> bool:
-        """Every boundary's cache holds the whole prefix, before any suffix was decoded and after all."""
-        return made.reached == len(made.state) == boundary_length([arm.boundary for arm in made.all])
+        """Every boundary's cache still holds the prefix and no more, after all suffixes were decoded."""
+        return cache_length(made) == len(made.state)
 
     replica_live = replica_gate("live")
     replica_incremental = replica_gate("incremental")
@@ -59,7 +59,7 @@ class Bridge(OneDecoder[Arms], ArmExperiment):
     def extra(self, made: Arms) -> RowExtra:
         saved, state = self.saved[made.index], made.state
         return {
-            "boundary_length": made.reached,
+            "boundary_length": cache_length(made),
             "saved_prefix": {
                 "length": len(saved),
                 "sha256": saved.sha256,
@@ -94,16 +94,25 @@ class Bridge(OneDecoder[Arms], ArmExperiment):
         return [f"{outcome(summary)}; live and incremental equal: {parts}", *inputs.shortfall(summary["panel"])]
 
 
+def cache_length(made: Arms) -> int | None:
+    """Returns the tokens that every boundary's cache holds; None where they differ."""
+    lengths = {len(arm.boundary.cache) for arm in made.all}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
 @click.command(help=__doc__)
 @dtype_option
 @source_option("bf16 matrix", "matrix-bf16")
 @common_options("bridge")
 def main(options: RunOptions, dtype: str, source: Path) -> int:
     bank = inputs.open_bank(source)
-    session = inputs.open_bank_session("bridge", options, bank, {dtype: options.numeric(dtype)})
+    session = inputs.open_session("bridge", options, {dtype: options.numeric(dtype)}, bank)
     chosen = inputs.select_spread(bank.prefixes, WANTED)[: options.limit]
-    _, prompts, data = inputs.bank_tasks(session, chosen)
-    names, panel = [RowName(prefix.row) for prefix in chosen], inputs.spread_record(chosen, WANTED, bank)
+    _, prompts, data = session.bank_tasks(chosen)
+    names, panel = (
+        [RowName(prefix.row) for prefix in chosen],
+        inputs.spread_record(inputs.SPREAD, chosen, WANTED, len(bank.prefixes)),
+    )
     manifest = session.manifest([name.id for name in names], panel, data)
     bridge = Bridge(session.models.at(dtype), names, prompts, chosen, panel)
     return run(bridge, manifest, options, options.directory(f"bridge-{dtype}"))

@@ -35,12 +35,12 @@ from experiments.run.experiment import (
     prefix_holds,
     storage_disjoint,
 )
-from experiments.run.inputs import open_bank_session, open_strata, panel_counts, panel_record, select_spread
+from experiments.run.inputs import open_session, open_strata, panel_counts, select_spread
 from experiments.run.ledger import sha256_file
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
 from experiments.run.progress import RowProgress
-from experiments.run.records import Endpoints, Gates, Panel, PanelRow, Row, Summary
+from experiments.run.records import Endpoints, Panel, PanelRow, Row, RowEntry, Summary
 from experiments.run.summary import run_summary
 from experiments.run.tasks import RowName
 from minimodel.config import ModelConfig
@@ -101,7 +101,7 @@ class Carrier(OneDecoder[Decoded]):
                 progress.arm(f"{direction} {name}")
                 mixed = transplant(arms[recipient].boundary, arms[donor].boundary, **site)
                 suffix = yield from suffix_steps(model, mixed)
-                mine = [Arm(name, mixed, suffix)]
+                mine = [Arm(mixed, suffix)]
                 made.isolated &= disjoint(mixed.tensors(), *(arm.boundary.tensors() for arm in both))
                 made.one_state &= functional_state_holds(mine)
                 made.synchronised &= copies_synchronised(mine)
@@ -132,17 +132,13 @@ class Carrier(OneDecoder[Decoded]):
         """A transplant of nothing changes nothing."""
         return all(entries["empty"]["follows"] == "recipient" for entries in made.sites.values())
 
-    def entry(self, index: int, made: Decoded, gates: Gates) -> Row:
+    def entry(self, index: int, made: Decoded) -> RowEntry:
         task = self.task(index)
         return {
-            "row": task.id,
-            "index": index,
             "prefix": prefix_entry(self.states[index]),
             "arms": {name: arm_entry(arm, task) for name, arm in made.arms.items()},
             "comparisons": {},
             "sites": made.sites,
-            "gates": gates,
-            "passed": all(gates.values()),
         }
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
@@ -191,7 +187,7 @@ def fewest_layers(places: dict[str, Any], end: str) -> int | None:
 @common_options("carrier", tasks=False)
 def main(options: RunOptions, dtype: str, rows: int, source: Path) -> int:
     bank, strata = open_strata(source)
-    session = open_bank_session("carrier", options, bank, {dtype: options.numeric(dtype)})
+    session = open_session("carrier", options, {dtype: options.numeric(dtype)}, bank)
     wanted = rows if options.limit is None else min(rows, options.limit)
     divergent = [prefix for prefix in bank.prefixes if strata[prefix.row] == "divergent"]
     if not divergent:
@@ -199,7 +195,7 @@ def main(options: RunOptions, dtype: str, rows: int, source: Path) -> int:
     chosen = select_spread(divergent, wanted)
     names, states = [RowName(prefix.row) for prefix in chosen], session.states(chosen)
     frozen: list[PanelRow] = [{**prefix.name(), "stratum": "divergent"} for prefix in chosen]
-    panel = panel_record(RULE, {"divergent": wanted}, {"divergent": len(divergent)}, frozen)
+    panel = Panel(rule=RULE, wanted={"divergent": wanted}, available={"divergent": len(divergent)}, rows=frozen)
     panel["source_ledger_sha256"] = sha256_file(source / ROWS)
     manifest = session.manifest([name.id for name in names], panel)
     carrier = Carrier(session.models.at(dtype), names, states, panel)

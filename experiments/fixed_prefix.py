@@ -12,7 +12,7 @@ of the first precision, then those of the second. `--dtype` once runs that preci
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from cache.build import build_prefill, incremental_steps
 from decode.greedy import Steps
 from experiments.report.values import change, closing_line
 from experiments.run.experiment import Crossed, bank_prefix, replica_gate
-from experiments.run.inputs import BANK, bank_tasks, open_bank, open_bank_session
+from experiments.run.inputs import open_bank, open_session
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtypes_option, source_option
 from experiments.run.progress import RowProgress
@@ -102,10 +102,11 @@ def crossing_fault(crossed: dict[str, Any] | None) -> str:
 def main(options: RunOptions, dtypes: tuple[str, ...], source: Path) -> int:
     if not 1 <= len(dtypes) <= 2 or len(set(dtypes)) != len(dtypes):
         raise refuse("dtype", "one dtype, or two different ones", " ".join(dtypes))
-    bank = open_bank(source).first(options.limit)
-    session = open_bank_session("fixed_prefix", options, bank, {dtype: options.numeric(dtype) for dtype in dtypes})
+    bank = open_bank(source)
+    bank = replace(bank, prefixes=bank.prefixes[: options.limit])
+    session = open_session("fixed_prefix", options, {dtype: options.numeric(dtype) for dtype in dtypes}, bank)
     states = session.states(bank.prefixes)
-    tasks, _, data = bank_tasks(session, bank.prefixes)
+    tasks, _, data = session.bank_tasks(bank.prefixes)
     panel: Panel = {
         "rule": "every prefix of the bank, in source order",
         "rows": [prefix.name() for prefix in bank.prefixes],
@@ -118,7 +119,6 @@ def main(options: RunOptions, dtypes: tuple[str, ...], source: Path) -> int:
         options,
         options.directory(f"fixed_prefix-{'-'.join(dtypes)}"),
         preflight=frozenset(start + i for start in range(0, rows * len(dtypes), rows) for i in range(early)),
-        attachments={BANK: bank.text()},
     )
 
 

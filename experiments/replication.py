@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from experiments.run.designs import SixArms, donor_summary
-from experiments.run.inputs import open_bank, open_bank_session, panel_counts, select_spread, spread_record
+from experiments.run.inputs import SPREAD, open_bank, open_session, panel_counts, select_spread, spread_record
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
 from experiments.run.records import Endpoints, Panel, Row, Summary
@@ -63,10 +63,10 @@ class Replication(SixArms):
 @common_options("replication", checkpoint="later", tasks=False)
 def main(options: RunOptions, dtype: str, source: Path) -> int:
     bank = open_bank(source)
-    session = open_bank_session("replication", options, bank, {dtype: options.numeric(dtype)}, same_weights=False)
+    session = open_session("replication", options, {dtype: options.numeric(dtype)}, bank, same_weights=False)
     chosen = select_spread(bank.prefixes, WANTED)[: options.limit]
     names, states = [RowName(prefix.row) for prefix in chosen], session.states(chosen)
-    panel = spread_record(chosen, WANTED, bank)
+    panel = spread_record(SPREAD, chosen, WANTED, len(bank.prefixes))
     manifest = session.manifest([name.id for name in names], panel)
     own = manifest["checkpoint"] == bank.manifest["checkpoint"]
     experiment = Replication(session.models.at(dtype), names, states, panel, own, session.notes)

@@ -138,7 +138,7 @@ OPTIONS: list[options.Decorator] = [
     options.LIMIT,
     click.option("--skip", "skipped", multiple=True, type=click.Choice(["causes", "carrier"]),
                  help="Leave a step out."),
-    options.numeric_options,
+    *options.NUMERIC,
     options.BATCH_SIZE,
     options.QUIET,
 ]  # fmt: skip

@@ -17,11 +17,11 @@ import click
 from experiments.run.designs import SixArms, donor_row, donor_summary
 from experiments.run.directory import ROWS
 from experiments.run.experiment import Arms
-from experiments.run.inputs import Bank, Prefix, lengths, open_bank_session, open_strata, panel_counts, panel_record
+from experiments.run.inputs import Bank, Prefix, lengths, open_session, open_strata, panel_counts
 from experiments.run.ledger import sha256_file
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
-from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
+from experiments.run.records import Endpoints, Panel, PanelRow, Row, RowExtra, Summary
 from experiments.run.summary import run_summary
 from experiments.run.tasks import RowName
 from stats.intervals import Z_TRANSPLANT, wilson
@@ -71,11 +71,12 @@ class Transplant(SixArms):
 @common_options("transplant", tasks=False)
 def main(options: RunOptions, dtype: str, source: Path) -> int:
     bank, strata = open_strata(source)
-    session = open_bank_session("transplant", options, bank, {dtype: options.numeric(dtype)})
+    session = open_session("transplant", options, {dtype: options.numeric(dtype)}, bank)
     chosen = select(bank, strata)[: options.limit]
     names, states = [RowName(prefix.row) for prefix in chosen], session.states(chosen)
     available = {stratum: list(strata.values()).count(stratum) for stratum in WANTED}
-    panel = panel_record(RULE, WANTED, available, [{**one.name(), "stratum": strata[one.row]} for one in chosen])
+    rows: list[PanelRow] = [{**one.name(), "stratum": strata[one.row]} for one in chosen]
+    panel = Panel(rule=RULE, wanted=WANTED, available=available, rows=rows)
     panel["strata_ledger_sha256"] = sha256_file(source / ROWS)
     manifest = session.manifest([name.id for name in names], panel)
     experiment = Transplant(session.models.at(dtype), names, states, panel)

@@ -143,12 +143,12 @@ def main(options: RunOptions, dtypes: tuple[str, ...], named: tuple[str, ...], r
     numeric = {f"{d}/{cell}": replace(options.numeric(d), kernels=cell) for d in dtypes for cell in chosen}
     without = inputs.left_out(numeric, open_checkpoint(options.checkpoint).config, "experiments.causes")
     crossed = {name: one for name, one in numeric.items() if name not in without}
-    session = inputs.open_bank_session("causes", options, bank, crossed)
+    session = inputs.open_session("causes", options, crossed, bank)
     wanted = rows if options.limit is None else min(rows, options.limit)
     prefixes = inputs.select_spread(bank.prefixes, wanted)
-    tasks, _, data = inputs.bank_tasks(session, prefixes)
+    tasks, _, data = session.bank_tasks(prefixes)
     oracle = Oracle(session.models.checkpoint, options.device, options.threads)
-    panel = inputs.spread_record(prefixes, wanted, bank)
+    panel = inputs.spread_record(inputs.SPREAD, prefixes, wanted, len(bank.prefixes))
     panel |= {"cells": list(crossed), "left_out": without}
     causes = Causes(session.models, tasks, session.states(prefixes), oracle, panel)
     return run(causes, session.manifest(causes.order(), panel, data), options, options.directory("causes"))

@@ -17,9 +17,9 @@ from decode.state import State, token_digest
 from decode.stepper import CausalStepper, Stepper, make_ready
 from experiments.report.values import outcome, rate
 from experiments.run.experiment import Experiment, gate
-from experiments.run.inputs import SPREAD, panel_counts, panel_record, panel_span, select_spread, shortfall
+from experiments.run.inputs import SPREAD, Prefix, panel_counts, panel_span, select_spread, shortfall, spread_record
 from experiments.run.progress import RowProgress
-from experiments.run.records import Comparison, Endpoints, Gates, Panel, PanelRow, Row, Summary
+from experiments.run.records import Comparison, Endpoints, Panel, Row, RowEntry, Summary
 from experiments.run.summary import run_summary
 from experiments.run.tasks import RowName
 from minimodel.decoder import Decoder
@@ -107,26 +107,17 @@ def selected_logprob(logits: Tensor, token: int) -> float:
 
 
 @dataclass(frozen=True)
-class Input:
-    """What is generated from in one row."""
+class Input(Prefix):
+    """A prompt that is generated from in one row."""
 
-    row: str  # its id
-    tokens: tuple[int, ...]  # the prompt
     generate: Callable[[int], Steps[Generation]]  # in so many physical copies
     derived: Callable[[tuple[int, ...]], str | None]  # the functional record's digest, from tokens and output alone
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def name(self) -> PanelRow:
-        """Returns what a manifest's panel keeps of it."""
-        return {"row": self.row, "length": len(self), "sha256": token_digest(self.tokens)}
 
 
 def select(inputs: Sequence[Input], limit: int | None) -> tuple[list[Input], Panel]:
     """Returns the frozen rows in selection order, and their panel. limit: keep the first of them."""
     found = select_spread(inputs, WANTED)[:limit]
-    return found, panel_record(RULE, {"rows": WANTED}, {"rows": len(inputs)}, [one.name() for one in found])
+    return found, spread_record(RULE, found, WANTED, len(inputs))
 
 
 Made = tuple[Input, dict[str, Generation]]  # the generations of one row, by arm
@@ -175,12 +166,10 @@ class Control(Experiment[Made]):
     def argmax(self, made: Made) -> bool:
         return all(one.chosen_by_logits for one in made[1].values())
 
-    def entry(self, index: int, made: Made, gates: Gates) -> Row:
+    def entry(self, index: int, made: Made) -> RowEntry:
         given, arms = made
         return {
-            "row": given.row,
-            "index": index,
-            "input": {"length": len(given), "sha256": token_digest(given.tokens)},
+            "input": {"length": len(given), "sha256": given.sha256},
             "arms": {
                 name: {
                     "copies": ARMS[name],
@@ -193,8 +182,6 @@ class Control(Experiment[Made]):
                 for name, one in arms.items()
             },
             "comparisons": {f"{a}:{b}": comparison_entry(arms[a], arms[b]) for a, b in PAIRS},
-            "gates": gates,
-            "passed": all(gates.values()),
         }
 
     def summarise(self, rows: Sequence[Row]) -> Summary:

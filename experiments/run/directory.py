@@ -1,18 +1,18 @@
 """A run directory: lock, manifest, ledgers, summary. Resumes what is there, refuses what does not fit, deletes nothing.
 
-`rows.jsonl` holds rows in source order. A row that is done before an earlier one, and every row of a rank
-other than 0, goes to a partial ledger, `partial/rows-RANK.jsonl`, sealed in the same way. A row is found by its index,
-so any later process, with any number of ranks or none, takes every row that is there. A partial ledger is locked while
-its rank lives. The directory is removed when the run is finished and all rows stand in `rows.jsonl`.
+`rows.jsonl` holds rows in source order. A row that is done before an earlier one, and every row of a rank other than 0,
+goes with its timing to a partial ledger, `partial/rows-RANK.jsonl`, sealed in the same way. A row is found by its
+index, so any later process, with any number of ranks or none, takes every row that is there. A partial ledger is locked
+while its rank lives. The directory is removed when the run is finished and all rows stand in `rows.jsonl`.
 """
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 from experiments.run.ledger import (
     append_line,
@@ -25,8 +25,6 @@ from experiments.run.ledger import (
     row_key,
     seal,
     sha256_file,
-    sha256_text,
-    unseal,
     unsealed,
     whole_lines,
     without,
@@ -39,60 +37,42 @@ from minimodel.files import MAX_JSON_BYTES, read_json_object
 
 MANIFEST, ROWS, TIMING, SUMMARY, REPORT = "manifest.json", "rows.jsonl", "timing.jsonl", "summary.json", "report.md"
 LOCK, PARTIAL = ".lock", "partial"
+BESIDE = ("timing", "row_sha256")  # what a line of a partial ledger holds beside the row
 INFORMATION = "information"  # the one part of a manifest that may differ on resume: paths, commit, command
+Keep = Callable[[int, Row, Timing], Any]  # writes the finished row of an index
 
 
-class Ledger:
-    """Rows with their timing in a file beside them, so that two runs write one and the same rows."""
+@contextmanager
+def partial_ledger(run: Path, rank: int) -> Iterator[Keep]:
+    """Yields the function that appends to a rank's partial ledger, which is locked meanwhile.
 
-    def __init__(self, rows: Path) -> None:
-        self.rows, self.timing = rows, rows.with_name(rows.name.replace("rows", "timing"))
-
-    def append(self, line: str, timing: str | None) -> None:
-        """Appends a sealed row and its timing line, if there is one."""
-        append_line(self.rows, line)
-        if timing is not None:
-            append_line(self.timing, timing)
-
-
-class PartialLedger(Ledger):
-    """One rank's rows and their timing, locked while the rank lives."""
-
-    def __init__(self, run: Path, rank: int) -> None:
-        """InputError when a process of an earlier job still holds it."""
-        (run / PARTIAL).mkdir(exist_ok=True)
-        super().__init__(run / PARTIAL / f"rows-{rank}.jsonl")
-        self._lock = lock(self.rows)
-
-    def keep(self, index: int, row: Row, timing: Timing) -> None:
-        self.append(seal(row), canonical(timing))
-
-    def close(self) -> None:
-        os.close(self._lock)
+    InputError when a process of an earlier job still holds it.
+    """
+    (run / PARTIAL).mkdir(exist_ok=True)
+    handle = lock(run / PARTIAL / f"rows-{rank}.jsonl")
+    try:
+        yield lambda index, row, timing: _append_partial(run, rank, {**row, "timing": timing})
+    finally:
+        os.close(handle)
 
 
-class Waiting(NamedTuple):
-    """A row in a partial ledger."""
-
-    line: str  # sealed
-    timing: str | None  # its timing line, None where there is none that can be read
-
-    def row(self) -> Row:
-        return unseal(self.line)
+def _append_partial(run: Path, rank: int, waiting: Row) -> None:
+    append_line(run / PARTIAL / f"rows-{rank}.jsonl", seal(waiting))
 
 
 class RunDirectory:
     """One run on disk, held under a lock that is released when its process ends.
 
-    rows: those that `rows.jsonl` held when it was opened. waiting: rows by index that stand in partial ledgers, to be
-    taken when all before them are there. dropped, dropped_waiting: torn bytes cut off the ledger, and off partial ones.
+    rows: those that `rows.jsonl` held when it was opened. length: how many it holds now. waiting: rows by index that
+    stand in partial ledgers, with their timing, to be taken when all before them are there. dropped, dropped_waiting:
+    torn bytes cut off the ledger, and off partial ones.
     """
 
     def __init__(self, path: Path, manifest: Manifest, fresh: bool) -> None:
         """Creates or reopens the run. InputError, with nothing written, when it is another run or no run, or too large
         to be read back, or another process holds it.
         """
-        self.path, self._ledger = path, Ledger(path / ROWS)
+        self.path = path
         if fresh and path.exists():
             set_aside(path, MANIFEST, ("schema", "row_order"), LOCK)
         self.manifest: Manifest = json.loads(canonical(manifest))
@@ -123,33 +103,29 @@ class RunDirectory:
     def _open(self) -> None:
         if not (self.path / MANIFEST).exists():
             write_whole(self.path / MANIFEST, _document(self.manifest))
-        self.rows, self.dropped = read_ledger(self._ledger.rows, self.manifest["row_order"])
-        if self.dropped:
-            drop_tail(self._ledger.rows, self.dropped)
-        self._digests: list[str | None] = [row["row_sha256"] for row in self.rows]  # None: written by this process
-        partial = self._partial("rows")
-        for path in partial:  # InputError when a rank of an earlier job still writes
+        self.rows, self.dropped = read_ledger(self.path / ROWS, self.manifest["row_order"])
+        self.length = len(self.rows)
+        for path in self._partial():  # InputError when a rank of an earlier job still writes
             os.close(lock(path))
-        self.dropped_waiting = 0
-        for path in [self._ledger.timing, *partial, *self._partial("timing")]:
-            torn = whole_lines(path)[1]
-            if torn:  # the next line would otherwise be glued to it
-                drop_tail(path, torn)
-                self.dropped_waiting += torn if path in partial else 0
+        timing = self.path / TIMING
+        torn = {path: whole_lines(path)[1] for path in (timing, *self._partial())} | {self.path / ROWS: self.dropped}
+        for path, size in torn.items():
+            if size:  # the next line would otherwise be glued to it
+                drop_tail(path, size)
+        self.dropped_waiting = sum(torn[path] for path in self._partial())
         self.look_again()
 
-    def _partial(self, kind: str) -> list[Path]:
-        return sorted((self.path / PARTIAL).glob(f"{kind}-*.jsonl"))
+    def _partial(self) -> list[Path]:
+        return sorted((self.path / PARTIAL).glob("rows-*.jsonl"))
 
     def look_again(self) -> None:
         """Reads what ranks have written meanwhile; none may be writing now.
 
         InputError names a line that is damaged, of another run, or not the row that another ledger holds.
         """
-        order, digests = self.manifest["row_order"], dict(enumerate(self._digests))
-        self.waiting: dict[int, Waiting] = {}
-        for path in self._partial("rows"):
-            timings = _timings(Ledger(path).timing)
+        order = self.manifest["row_order"]
+        self.waiting: dict[int, Row] = {}
+        for path in self._partial():
             for number, line in enumerate(whole_lines(path)[0], start=1):
                 where = f"{path} line {number}"
                 row = unsealed(line, where)
@@ -157,12 +133,12 @@ class RunDirectory:
                 if type(index) is not int or not 0 <= index < len(order) or row_key(row) != order[index]:
                     found = f"{index!r} {row['row']!r:.80}"
                     raise InputError(f"{where}: expected a row of this run's manifest, found {found}")
-                if digests.setdefault(index, row["row_sha256"]) not in (None, row["row_sha256"]):
+                if index < self.length:
+                    continue
+                if without(self.waiting.setdefault(index, row), *BESIDE) != without(row, *BESIDE):
                     raise InputError(
                         f"{where}: expected row {order[index]} as elsewhere in this run, found other bytes"
                     )
-                if index >= self.length:
-                    self.waiting[index] = Waiting(line.decode("ascii"), timings.get(order[index]))
 
     def inform(self, name: str, key: str, text: str) -> bool:
         """Keeps a text under `name` and `key` of the manifest's information; False where it stands there already."""
@@ -174,53 +150,36 @@ class RunDirectory:
         write_whole(self.path / MANIFEST, _document(manifest))
         return True
 
-    @property
-    def length(self) -> int:
-        """Rows that `rows.jsonl` holds now."""
-        return len(self._digests)
-
     def append(self, row: Row, timing: Timing) -> None:
-        """Adds the next row."""
+        """Adds the next row to `rows.jsonl`, and its timing to the file beside it."""
         assert row_key(row) == self.manifest["row_order"][self.length], "rows are written in the manifest's order"
-        self._ledger.append(seal(row), canonical(timing))
-        self._digests.append(None)
+        append_line(self.path / ROWS, seal(row))
+        append_line(self.path / TIMING, canonical(timing))
+        self.length += 1
 
     def keep(self, index: int, row: Row, timing: Timing) -> None:
         """Adds a finished row: to `rows.jsonl` where it is the next, else to a partial ledger."""
         if index == self.length:
             self.append(row, timing)
         else:
-            waiting = Waiting(seal(row), canonical(timing))
             (self.path / PARTIAL).mkdir(exist_ok=True)
-            Ledger(self.path / PARTIAL / "rows-0.jsonl").append(*waiting)
-            self.waiting[index] = waiting
+            self.waiting[index] = {**row, "timing": timing}
+            _append_partial(self.path, 0, self.waiting[index])
 
-    def take(self, index: int) -> Row | None:
-        """Returns row `index` if it is there. A row in a partial ledger is first appended to `rows.jsonl`."""
-        if index < len(self.rows):
-            return self.rows[index]
-        if index not in self.waiting:
+    def take(self) -> Row | None:
+        """Moves the next row from a partial ledger to `rows.jsonl` and returns it; None where it is not there."""
+        waiting = self.waiting.pop(self.length, None)
+        if waiting is None:
             return None
-        assert index == self.length, "rows are taken in source order"
-        waiting = self.waiting.pop(index)
-        row = waiting.row()
-        self._ledger.append(*waiting)
-        self._digests.append(row["row_sha256"])
+        row = cast(Row, without(waiting, *BESIDE))
+        self.append(row, waiting["timing"])
         return row
-
-    def attach(self, name: str, text: str) -> None:
-        """Keeps an input beside the ledger, written before the first row; InputError when other bytes stand there."""
-        path = self.path / name
-        if not path.exists():
-            write_whole(path, text)
-        elif sha256_file(path) != sha256_text(text):
-            raise InputError(f"{path}: expected SHA-256 {sha256_text(text)}, found {sha256_file(path)}")
 
     def finish(self, summary: Summary, report: str) -> None:
         """Writes summary.json and report.md, and removes the partial ledgers, whose rows stand in `rows.jsonl`."""
         write_whole(self.path / SUMMARY, _document(summary))
         write_whole(self.path / REPORT, report)
-        for path in self._partial("*"):
+        for path in self._partial():
             path.unlink()
         with suppress(OSError):  # not there, or holding a file of the user's
             (self.path / PARTIAL).rmdir()
@@ -232,15 +191,6 @@ class RunDirectory:
 
 def _document(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
-
-
-def _timings(path: Path) -> dict[str, str]:
-    """Returns the timing lines by row name; one that cannot be read is left out, as no result depends on it."""
-    found = {}
-    for line in whole_lines(path)[0]:
-        with suppress(ValueError, KeyError, TypeError):
-            found[str(json.loads(line)["row"])] = line.decode("ascii")
-    return found
 
 
 def set_aside(path: Path, document: str, keys: tuple[str, ...], lock_name: str = "") -> None:

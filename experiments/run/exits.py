@@ -9,13 +9,13 @@ The environment variables RANK and WORLD_SIZE make a process one rank of a job. 
 process group is made: the launcher's key-value store is all that is used, on CPU and on CUDA.
 """
 
+import functools
 import io
 import os
 import shlex
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from torch import distributed
 
 from experiments import end_quietly
 from minimodel.errors import CopiesDiffer, InputError, refuse
@@ -32,16 +33,10 @@ from stats.errors import StatsInputError
 
 DONE, BAD_INPUT, GATE_FAILED, INTERRUPTED, PIPE_CLOSED = 0, 2, 3, 130, 141
 NO_MEMORY = "memory: expected more free memory or address space (see ulimit -v), found too little"
-SHARDED = (
-    *("matrix", "fixed_prefix", "bridge", "transplant", "replication"),
-    *("batch_control", "stock_control", "causes", "carrier"),
-)
-PATIENCE = timedelta(minutes=5)  # for reaching the store, never for another rank's rows
-LAST_PATIENCE = timedelta(seconds=5)  # for joining the job only to end in it
+PATIENCE = timedelta(minutes=1)  # for reaching the store, never for another rank's rows
 POLL_SECONDS = 0.1
-ATTEMPT, AGENT = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"  # set by torchrun
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun
 FAILURES, FAILED, COUNTED, END = "failures", "failed", "rows", "end"  # keys of the store
-_JOINED: "dict[tuple[str, ...], Ranks | InputError]" = {}  # by rank, address and attempt: joining is tried once
 
 
 class RankFailed(Exception):
@@ -55,11 +50,11 @@ class RankFailed(Exception):
 class Ranks:
     """This process among the `world_size` of a job. Rank 0 leads: it alone holds the run directory and prints.
 
-    store: get, set, add and check of torch.distributed.Store. The job ends as interrupted when it cannot be reached any
-    more, because the launcher or the process that held it has ended.
+    One process without a launcher is a job of one rank, whose store is its own memory. The job ends as interrupted when
+    the store cannot be reached any more, because the launcher has ended.
     """
 
-    def __init__(self, rank: int, world_size: int, store: Any) -> None:
+    def __init__(self, rank: int, world_size: int, store: distributed.Store) -> None:
         self.rank, self.world_size, self._store = rank, world_size, store
 
     def tell(self, key: str, value: str = "") -> None:
@@ -107,68 +102,28 @@ class Ranks:
             raise RankFailed(INTERRUPTED) from None
 
 
-def current(patience: timedelta = PATIENCE) -> Ranks | None:
-    """Returns the job that this process belongs to, None for a process without one.
-
-    InputError when the job cannot be joined within `patience`; that is tried once per job.
-    """
-    if world(os.environ) == 1:
-        return None
-    place = tuple(os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", ATTEMPT))
-    if place not in _JOINED:
-        _JOINED[place] = InputError("torchrun: interrupted before its store was reached")
-        try:
-            _JOINED[place] = _join(patience)
-        except InputError as error:
-            _JOINED[place] = error
-    joined = _JOINED[place]
-    if isinstance(joined, InputError):
-        raise joined
-    return joined
+def current() -> Ranks:
+    """Returns the job that this process belongs to, joined once. InputError when torchrun's store cannot be reached."""
+    size = world(os.environ)
+    if size == 1:
+        return Ranks(0, 1, distributed.HashStore())
+    rank, port = _number(os.environ, "RANK", 0), _number(os.environ, "MASTER_PORT", 0)
+    return _join(rank, size, os.environ.get("MASTER_ADDR", ""), port, os.environ.get(ATTEMPT, "0"))
 
 
-def _join(patience: timedelta) -> Ranks:
-    from torch import distributed
-
-    if not distributed.is_available():
-        raise InputError("torchrun: expected a torch built with torch.distributed, found one without")
-    _require_reachable(patience)
-    outcome: list[Any] = []
-
-    def join() -> None:
-        try:
-            outcome.extend(next(iter(distributed.rendezvous("env://", timeout=patience))))
-        except (RuntimeError, ValueError) as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=join, daemon=True)  # a signal cannot interrupt torch's own waiting
-    thread.start()
-    deadline = time.monotonic() + patience.total_seconds() + 1
-    while thread.is_alive() and time.monotonic() < deadline:
-        thread.join(POLL_SECONDS)
-    if len(outcome) != 3:
-        found = str(outcome[0]).partition("\n")[0] if outcome else "no answer"  # torch adds its C++ frames below
-        raise InputError(f"torchrun: expected its environment and its store, found: {found}")
-    store, rank, world_size = outcome
+@functools.cache
+def _join(rank: int, size: int, host: str, port: int, attempt: str) -> Ranks:
+    try:
+        # where nothing listens torch would try again for a long time, which no signal can end
+        socket.create_connection((host, port), PATIENCE.total_seconds()).close()
+        store = distributed.TCPStore(host, port, is_master=False, timeout=PATIENCE)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        found = str(error).partition("\n")[0]  # torch adds its C++ frames below
+        raise InputError(
+            f"torchrun: expected its store at MASTER_ADDR:MASTER_PORT {host}:{port}, found: {found}"
+        ) from None
     # the launcher keeps one store over its restarts: what one attempt has set must not reach the next
-    return Ranks(rank, world_size, distributed.PrefixStore(f"stage-replay/{os.environ.get(ATTEMPT, '0')}", store))
-
-
-def _require_reachable(patience: timedelta) -> None:
-    """InputError when nothing listens at the store's address in time; rank 0 without an agent is the store."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    if not host or not port.isdigit() or (os.environ["RANK"] == "0" and os.environ.get(AGENT) != "True"):
-        return  # torch itself names the missing one
-    deadline = time.monotonic() + patience.total_seconds()
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=min(5.0, patience.total_seconds())).close()
-            return
-        except (OSError, OverflowError) as error:
-            if time.monotonic() >= deadline:
-                expected = f"expected its store at {host}:{port} within {patience.total_seconds():g} s"
-                raise InputError(f"torchrun: {expected}, found: {getattr(error, 'strerror', None) or error}") from None
-        time.sleep(POLL_SECONDS)
+    return Ranks(rank, size, distributed.PrefixStore(f"stage-replay/{attempt}", store))
 
 
 def world(environment: Mapping[str, str]) -> int:
@@ -181,13 +136,6 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text.isascii() or not text.isdigit():
         raise refuse(f"environment variable {name}", "a whole number", text)
     return int(text)
-
-
-def require_sharded(module: str) -> None:
-    """InputError under torchrun for a command that has no rows to share: each rank would run all of it."""
-    size = world(os.environ)
-    if size > 1 and module.removeprefix("experiments.") not in SHARDED:
-        raise InputError(f"{module}: expected one process, found torchrun's WORLD_SIZE {size}; ranks share rows only")
 
 
 def claim_devices(device: str, environment: MutableMapping[str, str]) -> None:
@@ -210,11 +158,11 @@ def claim_devices(device: str, environment: MutableMapping[str, str]) -> None:
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + len(names)])
 
 
-def run_command(command: Callable[[], int], module: str, resumes: bool = True) -> None:
+def run_command(command: Callable[[], int], module: str, resumes: bool = True, ranks: bool = False) -> None:
     """Runs a command's body and exits with its code; bad input becomes one line on stderr and code 2.
 
     SIGTERM is taken like Ctrl-C: the row in work is abandoned, what is written stays, the resuming command is shown.
-    Of several ranks only the first that fails prints; the others end with its code.
+    ranks: torchrun's ranks share the command's rows. Only the first that fails prints; the others end with its code.
     """
     if signal.getsignal(signal.SIGINT) is end_quietly:  # the imports are over
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -225,21 +173,25 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True) -
     def interrupt(signum: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = signal.getsignal(signal.SIGTERM)
+    job: Ranks | None = None
     try:
-        require_sharded(module)
-        current()
+        job = current()
+        signal.signal(signal.SIGTERM, interrupt)
+        if job.world_size > 1 and not ranks:
+            found = f"torchrun's WORLD_SIZE {job.world_size}; ranks share rows only"
+            raise InputError(f"{module}: expected one process, found {found}")
         code = command()
     except RankFailed as failure:
         code = failure.code
     except KeyboardInterrupt:
         code = INTERRUPTED
-        _print_first(code, ["interrupted", *([f"resume with: {resume_command(module)}"] if resumes else [])])
+        _print_first(job, code, ["interrupted", *([f"resume with: {resume_command(module)}"] if resumes else [])])
     except Exception as error:
         if isinstance(error, CopiesDiffer):
             start_again_reproducibly(module, error)
         code, text = _ending(error)
-        _print_first(code, [f"error: {text}"] if text else [])
+        _print_first(job, code, [f"error: {text}"] if text else [])
     finally:
         signal.signal(signal.SIGTERM, previous)
     for stream in (sys.stdout, sys.stderr):
@@ -284,12 +236,8 @@ def is_allocation(error: Exception) -> bool:
     )
 
 
-def _print_first(code: int, lines: list[str]) -> None:
+def _print_first(job: Ranks | None, code: int, lines: list[str]) -> None:
     """Prints the lines on stderr, unless another rank of this job failed first."""
-    try:
-        job = current(LAST_PATIENCE)  # a rank that fails before it joined does so now
-    except (InputError, KeyboardInterrupt):
-        job = None
     if job is None or job.fail(code):
         with suppress(BrokenPipeError):
             for line in lines:
@@ -315,8 +263,7 @@ def start_again_reproducibly(module: str, fault: CopiesDiffer) -> None:
 def resume_command(module: str) -> str:
     """Returns the command line that continues this run: the same, without --fresh.
 
-    It begins with the words that started this job's ranks where they can be read. Elsewhere they are put together from
-    the environment of a rank, which does not hold all of torchrun's options.
+    Under torchrun it begins with the words that started the ranks, where the launcher's command line can be read.
     """
     start, arguments = ["python"], [argument for argument in sys.argv[1:] if argument != "--fresh"]
     if world(os.environ) > 1:
@@ -324,28 +271,17 @@ def resume_command(module: str) -> str:
             words = os.fsdecode(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()).split("\0")[:-1]
         except OSError:  # another system than Linux
             words = []
-        start = launcher_words(words) or known_options()
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        start = launcher_words(words, module) or ["torchrun", "--nproc-per-node", ranks]
     return shlex.join([*start, "-m", module, *arguments])
 
 
-def launcher_words(words: list[str]) -> list[str]:
-    """Returns a launcher's command line up to `-m experiments.NAME`, without its paths; [] for any other command."""
-    ends = [i for i in range(2, len(words) - 1) if words[i] == "-m" and words[i + 1].startswith("experiments.")]
-    if ends and words[1] == "-m":  # the first -m is the launcher's own
-        inner = [i for i in ends if i > 2]
-        return ["python", *words[1 : inner[0]]] if inner else []
-    return ["torchrun", *words[2 : ends[0]]] if ends and Path(words[1]).name == "torchrun" else []
-
-
-def known_options() -> list[str]:
-    """Returns torchrun with the options that a rank's environment holds, where they differ from the defaults."""
-    given = {
-        "--nnodes": _number(os.environ, "GROUP_WORLD_SIZE", 1),
-        "--nproc-per-node": _number(os.environ, "LOCAL_WORLD_SIZE", 1),
-        "--max-restarts": _number(os.environ, "TORCHELASTIC_MAX_RESTARTS", 0),
-    }
-    usual = {"--nnodes": 1, "--max-restarts": 0}
-    return ["torchrun", *(word for name, n in given.items() if n != usual.get(name) for word in (name, str(n)))]
+def launcher_words(words: list[str], module: str) -> list[str]:
+    """Returns a launcher's command line up to `-m MODULE`, without its paths; [] where it does not start the module."""
+    ends = [i for i in range(2, len(words)) if words[i : i + 2] == ["-m", module]]
+    if not ends:
+        return []
+    return ["python" if words[1] == "-m" else Path(words[1]).name, *words[1 if words[1] == "-m" else 2 : ends[0]]]
 
 
 def one_line(error: object) -> str:

@@ -18,7 +18,7 @@ from decode.record import derived_sha256
 from decode.state import State, token_digest
 from experiments.run.inputs import Models
 from experiments.run.progress import RowProgress
-from experiments.run.records import ArmEntry, Comparison, Gates, PrefixEntry, Row, RowExtra, Summary
+from experiments.run.records import ArmEntry, Comparison, Gates, PrefixEntry, Row, RowEntry, RowExtra, Summary
 from experiments.run.tasks import RowName, Task, longest_row
 from minimodel.bits import COPIES, equal_copies, same_bits
 from minimodel.decoder import Decoder
@@ -61,20 +61,21 @@ class Experiment(ABC, Generic[Made]):
     def row(self, index: int, progress: RowProgress) -> Steps[Row]:
         """Yields the steps of one row and returns its ledger entry. RowFailure where the request fails closed."""
         made = yield from self.decode(index, progress)
-        return self.entry(index, made, {name: bool(getattr(self, name)(made)) for name in self.gates()})
+        return self.checked_row(index, made)
+
+    def checked_row(self, index: int, made: Made) -> Row:
+        """Returns the ledger entry of a decoded row, with the verdict of every gate."""
+        gates = {name: bool(getattr(self, name)(made)) for name in self.gates()}
+        return self._whole(index, self.entry(index, made), gates)
 
     def failed_row(self, index: int, reason: str) -> Row:
         """Returns the entry of a row that failed closed: no arm of it is used, and no gate holds."""
-        return {
-            "row": self.task(index).id,
-            "index": index,
-            **self.identity(index),
-            "failure": reason,
-            "arms": {},
-            "comparisons": {},
-            "gates": dict.fromkeys(self.gates(), False),
-            "passed": False,
-        }
+        entry: RowEntry = {**self.identity(index), "failure": reason, "arms": {}, "comparisons": {}}
+        return self._whole(index, entry, dict.fromkeys(self.gates(), False))
+
+    def _whole(self, index: int, entry: RowEntry, gates: Gates) -> Row:
+        passed = all(gates.values())
+        return {"row": self.task(index).id, "index": index, **entry, "gates": gates, "passed": passed}
 
     def model(self, index: int) -> Decoder:
         """Returns the decoder of row `index`, loaded."""
@@ -102,8 +103,8 @@ class Experiment(ABC, Generic[Made]):
         """Yields the steps of everything that a row decodes; returns what its gates and its entry read."""
 
     @abstractmethod
-    def entry(self, index: int, made: Made, gates: Gates) -> Row:
-        """Returns the ledger entry of a decoded row."""
+    def entry(self, index: int, made: Made) -> RowEntry:
+        """Returns the fields of a decoded row between its name and its gates."""
 
     @abstractmethod
     def summarise(self, rows: Sequence[Row]) -> Summary:
@@ -141,7 +142,6 @@ class OneDecoder(Experiment[Made]):
 class Arm:
     """One continuation."""
 
-    name: str  # its key in the row's `arms`
     boundary: Boundary  # where it started
     suffix: Suffix  # what followed
 
@@ -151,7 +151,6 @@ class Arms:
     """The arms of one row, decoded."""
 
     index: int  # the row's
-    reached: int | None  # tokens of every boundary's cache before any suffix was decoded; None where they differ
     arms: dict[str, Arm]  # by name, in the experiment's order
 
     def __getitem__(self, name: str) -> Arm:
@@ -183,10 +182,8 @@ class ArmExperiment(Experiment[Arms]):
     def decode(self, index: int, progress: RowProgress) -> Steps[Arms]:
         progress.arm("boundary")
         boundaries = yield from self.boundaries(index, progress)
-        reached = boundary_length(boundaries)
-        named = dict(zip(self.arms, boundaries, strict=True))
-        arms = yield from continued(self.model(index), named, progress)
-        return Arms(index, reached, arms)
+        arms = yield from continued(self.model(index), dict(zip(self.arms, boundaries, strict=True)), progress)
+        return Arms(index, arms)
 
     functional_state = gate(lambda self, made: functional_state_holds(made.all))
     storage_disjoint = gate(lambda self, made: storage_disjoint(made.all))
@@ -201,19 +198,15 @@ class ArmExperiment(Experiment[Arms]):
         """Returns the fields that this experiment adds to a row."""
         return self.identity(made.index)
 
-    def entry(self, index: int, made: Arms, gates: Gates) -> Row:
+    def entry(self, index: int, made: Arms) -> RowEntry:
         task = self.task(index)
         arms = {name: arm_entry(arm, task) for name, arm in made.arms.items()}
         extra = self.extra(made)
         return {
-            "row": task.id,
-            "index": index,
             "prefix": prefix_entry(made.state),
             **extra,
             "arms": arms,
             "comparisons": {f"{a}:{b}": comparison_entry(made[a], made[b], arms[a], arms[b]) for a, b in self.pairs},
-            "gates": gates,
-            "passed": all(gates.values()),
         }
 
 
@@ -257,15 +250,9 @@ def continued(model: Decoder, boundaries: Mapping[str, Boundary], progress: RowP
     for name, boundary in boundaries.items():
         progress.arm(name)
         suffix = yield from suffix_steps(model, boundary)
-        arms[name] = Arm(name, boundary, suffix)
+        arms[name] = Arm(boundary, suffix)
         progress.fed(len(suffix.tokens))
     return arms
-
-
-def boundary_length(boundaries: Sequence[Boundary]) -> int | None:
-    """Returns the tokens that every boundary's cache holds; None where they differ."""
-    lengths = {len(boundary.cache) for boundary in boundaries}
-    return lengths.pop() if len(lengths) == 1 else None
 
 
 def replica_exact(left: Arm, right: Arm) -> bool:

@@ -13,7 +13,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,20 @@ from decode.batched import Job, in_flight
 from decode.independence import LARGEST, together_here
 from experiments.report.summaries import run_report
 from experiments.report.values import withheld
-from experiments.run.directory import PARTIAL, ROWS, PartialLedger, RunDirectory, require_same_manifest
+from experiments.run.costs import cache_bytes
+from experiments.run.directory import PARTIAL, ROWS, Keep, RunDirectory, partial_ledger, require_same_manifest
 from experiments.run.exits import DONE, END, GATE_FAILED, Ranks, current, one_line, say
 from experiments.run.experiment import Experiment
 from experiments.run.ledger import read_ledger, row_key
 from experiments.run.options import RunOptions
 from experiments.run.progress import Progress
 from experiments.run.records import Manifest, Row, Timing
-from minimodel.bits import COPIES, RowFailure
+from minimodel.bits import RowFailure
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 
 CACHES = 7  # of one row at its fullest: the six boundaries of a transplant row, and the suffix decoder's working copy
 Inform = Callable[[str, str], None]  # (part of the run, how many rows are decoded together and why)
-Keep = Callable[[int, Row, Timing], str | None]  # writes a finished row; returns why the run must stop, if it must
 OPENED, GO, STOP = "opened", "go", "stop"  # what rank 0 sends
 
 
@@ -48,7 +48,6 @@ class Plan:
     manifest: Manifest
     preflight: int | frozenset[int]  # the first rows, or rows by index, that must pass before any later one is decoded
     batch_size: int | None  # rows decoded together; None: as many as were checked to keep their bits
-    attachments: Mapping[str, str] = field(default_factory=dict)  # texts kept beside the ledger, by file name
 
     @property
     def total(self) -> int:
@@ -71,22 +70,19 @@ def run_plan(plan: Plan, out: Path, fresh: bool, quiet: bool) -> int:
     verdict, and the others return 0 once it has.
     """
     job = current()
-    if job is not None and job.rank > 0:
+    if job.rank > 0:
         return _follow(plan, out, job)
     with closing(RunDirectory(out, plan.manifest, fresh)) as directory:
         code = _run(plan, directory, job, quiet)
-    if job is not None:
-        job.tell(END)
+    job.tell(END)
     return code
 
 
-def _run(plan: Plan, directory: RunDirectory, job: Ranks | None, quiet: bool) -> int:
+def _run(plan: Plan, directory: RunDirectory, job: Ranks, quiet: bool) -> int:
     """Rows, summary and report; returns the exit code."""
     out = directory.path
-    for name, text in plan.attachments.items():
-        directory.attach(name, text)
     held = directory.length + len(directory.waiting)
-    progress = Progress(plan.total, held, quiet, 1 if job is None else job.world_size)
+    progress = Progress(plan.total, held, quiet, job.world_size)
     if directory.dropped:
         progress.note(f"{out / ROWS}: dropped a torn last line of {directory.dropped} bytes; its row is redone")
     if directory.dropped_waiting:
@@ -108,7 +104,7 @@ def _run(plan: Plan, directory: RunDirectory, job: Ranks | None, quiet: bool) ->
     return DONE if summary["passed"] else GATE_FAILED
 
 
-def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks | None) -> str:
+def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks) -> str:
     """Decodes the missing rows, with the other ranks of a job. Returns a text, naming row and gates, when the preflight
     failed."""
 
@@ -120,23 +116,20 @@ def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks | 
         before = directory.length
         directory.keep(index, row, timing)
         waits = directory.length == before  # in a partial ledger, for a row before it
-        return "" if waits else preflight_failure(plan, index, row) or _take_over(plan, directory, directory.length)
+        return "" if waits else preflight_failure(plan, index, row) or _take_over(plan, directory)
 
-    stopped = _take_over(plan, directory, 0) or _waiting_failure(plan, directory)
+    stopped = _first_failure(plan, dict(enumerate(directory.rows)))
+    stopped = stopped or _take_over(plan, directory) or _first_failure(plan, directory.waiting)
     left = [i for i in range(directory.length, plan.total) if not stopped and i not in directory.waiting]
-    if job is not None:
-        job.tell(OPENED, json.dumps(left))
+    job.tell(OPENED, json.dumps(left))
     for stage, rows in enumerate(phases(plan, left)):
         stopped = _decode_share(plan, rows, progress, job, inform, keep)
-        if job is not None:
-            for other in range(1, job.world_size):
-                job.hear(f"phase {stage}: rank {other} is done", lambda: progress.counted(job.count()))
-            progress.counted(job.count())
-            directory.look_again()
-            stopped = stopped or _take_over(plan, directory, directory.length)
-        stopped = stopped or _waiting_failure(plan, directory)
-        if job is not None:
-            job.tell(f"phase {stage}: verdict", STOP if stopped else GO)
+        for other in range(1, job.world_size):
+            job.hear(f"phase {stage}: rank {other} is done", lambda: progress.counted(job.count()))
+        progress.counted(job.count())
+        directory.look_again()
+        stopped = stopped or _take_over(plan, directory) or _first_failure(plan, directory.waiting)
+        job.tell(f"phase {stage}: verdict", STOP if stopped else GO)
         if stopped:
             return stopped
     assert stopped or directory.length == plan.total, "every phase is done and rows are missing"
@@ -152,8 +145,8 @@ def _follow(plan: Plan, out: Path, job: Ranks) -> int:
         raise InputError(f"rank {job.rank}: {error}") from None
     progress = Progress(plan.total, 0, quiet=True)
     for stage, rows in enumerate(phases(plan, left)):
-        with closing(PartialLedger(out, job.rank)) as ledger:
-            _decode_share(plan, rows, progress, job, lambda part, text: None, ledger.keep)
+        with partial_ledger(out, job.rank) as keep:
+            _decode_share(plan, rows, progress, job, lambda part, text: None, keep)
         job.tell(f"phase {stage}: rank {job.rank} is done")
         if job.hear(f"phase {stage}: verdict") == STOP:
             break
@@ -161,23 +154,18 @@ def _follow(plan: Plan, out: Path, job: Ranks) -> int:
     return DONE
 
 
-def _decode_share(
-    plan: Plan, rows: list[int], progress: Progress, job: Ranks | None, inform: Inform, keep: Keep
-) -> str:
+def _decode_share(plan: Plan, rows: list[int], progress: Progress, job: Ranks, inform: Inform, keep: Keep) -> str:
     """Decodes and keeps this process's rows of a phase. Returns a text when `keep` does, without decoding further.
 
     RankFailed when another rank has failed meanwhile: what is written stays.
     """
-    if job is not None:
-        job.check()
-        rows = rows[job.rank :: job.world_size]
-    for index, row, timing in decode_rows(plan, rows, progress, inform):
-        if job is not None:
+    job.check()
+    for index, row, timing in decode_rows(plan, rows[job.rank :: job.world_size], progress, inform):
+        if job.world_size > 1:
             timing |= {"rank": job.rank, "world_size": job.world_size}
-        stopped = keep(index, row, timing)
-        if job is not None:
-            progress.counted(job.count(1))
-            job.check()
+        stopped: str | None = keep(index, row, timing)
+        progress.counted(job.count(1))
+        job.check()
         if stopped:
             return stopped
     return ""
@@ -206,34 +194,22 @@ def decode_rows(
             row = experiment.failed_row(index, str(found)) if isinstance(found, RowFailure) else found
             progress.row_done()
             arms = {arm: round(spent, 4) for arm, spent in clock.arms.items()}
-            yield (
-                index,
-                row,
-                {
-                    "row": plan.manifest["row_order"][index],
-                    "seconds": round(clock.seconds, 4),
-                    "arms": arms,
-                },
-            )
+            seconds = round(clock.seconds, 4)
+            yield index, row, {"row": plan.manifest["row_order"][index], "seconds": seconds, "arms": arms}
         del batch  # and with it this part's model, before the next one's is loaded
 
 
-def _take_over(plan: Plan, directory: RunDirectory, start: int) -> str:
-    """Moves rows from `start` on into `rows.jsonl` until one is missing. Returns a text at a failed preflight row."""
-    for index in range(start, plan.total):
-        row = directory.take(index)
-        if row is None:
-            break
-        if stopped := preflight_failure(plan, index, row):
+def _take_over(plan: Plan, directory: RunDirectory) -> str:
+    """Moves waiting rows into `rows.jsonl` until one is missing. Returns a text at a failed preflight row."""
+    while (row := directory.take()) is not None:
+        if stopped := preflight_failure(plan, directory.length - 1, row):
             return stopped
     return ""
 
 
-def _waiting_failure(plan: Plan, directory: RunDirectory) -> str:
-    """Returns a text when a preflight row failed that still waits in a partial ledger for the rows before it."""
-    early = [index for index in sorted(directory.waiting) if plan.is_preflight(index)]
-    texts = (preflight_failure(plan, index, directory.waiting[index].row()) for index in early)
-    return next((text for text in texts if text), "")
+def _first_failure(plan: Plan, rows: Mapping[int, Row]) -> str:
+    """Returns a text when a preflight row failed that stands among `rows`, which are by index."""
+    return next((text for index in sorted(rows) if (text := preflight_failure(plan, index, rows[index]))), "")
 
 
 def preflight_failure(plan: Plan, index: int, row: Row) -> str:
@@ -268,9 +244,7 @@ def batch_size(model: Decoder, chosen: int | None, rows: int, longest: int) -> B
         return Batch(1, model, "1 row at a time: " + ("as --batch-size says" if chosen == 1 else "one is left"))
     wanted = LARGEST if chosen is None else chosen
     found = together_here(model, wanted)
-    config, free = model.config, free_bytes(model.numeric.torch_device)
-    entries = 2 * config.num_hidden_layers * COPIES * config.num_key_value_heads * longest * config.head_dim
-    row = CACHES * entries * model.numeric.torch_dtype.itemsize
+    free, row = free_bytes(model.numeric.torch_device), CACHES * cache_bytes(model.config, model.numeric.dtype, longest)
     fitting, memory = wanted, f"a row's caches take up to {row} bytes, and {free} are free"
     if free is not None:
         fitting = free // row

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from experiments.run.records import ContractEntries, Manifest, Panel
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import COPIES
 from minimodel.checkpoint import Checkpoint, file_digests
-from minimodel.errors import InputError
 from minimodel.linear import LINEAR_KERNELS
 from minimodel.machine import machine_record
 from minimodel.numerics import DEFAULT_THREADS, DTYPES, KERNELS, NumericContract
@@ -71,15 +70,6 @@ class RunOptions:
         return self.out if self.out is not None else Path("runs") / name
 
 
-def _claimed(context: click.Context, option: click.Parameter, device: str) -> str:
-    """Returns the device as given, once a rank of a job sees no CUDA devices but its own."""
-    try:
-        claim_devices(device, os.environ)
-    except InputError as error:
-        raise click.BadParameter(str(error)) from None
-    return device
-
-
 _count = partial(click.option, default=None, metavar="N")
 _path = partial(click.option, type=click.Path(path_type=Path))
 DEVICE = click.option(
@@ -88,7 +78,6 @@ DEVICE = click.option(
     "device",
     default="cpu",
     show_default=True,
-    callback=_claimed,
     metavar="DEVICE[,DEVICE...]",
     help="cpu, cuda or cuda:N; over several, decoder layers are placed evenly and in order. Under torchrun each local "
     "rank has its share of the CUDA devices, counted from cuda:0.",
@@ -187,22 +176,21 @@ def with_options(command: Command, options: Sequence[Decorator]) -> Command:
     return command
 
 
-def numeric_options(command: Command) -> Command:
-    """--device or --devices, --threads, --kernels, --attention, --linear, --reduced-precision."""
-    return with_options(command, NUMERIC)
-
-
 def common_options(name: str, preflight: int = 0, checkpoint: str = "primary", tasks: bool = True) -> Decorator:
     """All shared options but --dtype, for the command experiments.NAME, which `run_command` runs: it receives them as
     one `options: RunOptions` and returns its exit code. tasks: offer --tasks."""
 
     def decorate(command: Command) -> Command:
+        @wraps(command)
         def wrapped(**given: Any) -> None:
-            shared = {name: given.pop(name, None) for name in RunOptions.__dataclass_fields__}
-            run_command(lambda: command(options=RunOptions(**shared), **given), f"experiments.{name}")
+            shared = RunOptions(**{name: given.pop(name, None) for name in RunOptions.__dataclass_fields__})
 
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-        wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+            def body() -> int:
+                claim_devices(shared.device, os.environ)
+                return int(command(options=shared, **given))
+
+            run_command(body, f"experiments.{name}", ranks=True)
+
         inputs = [checkpoint_option(checkpoint), *((TASKS,) if tasks else ()), out_option(), LIMIT]
         return with_options(wrapped, [QUIET, FRESH, *NUMERIC, BATCH_SIZE, *inputs, preflight_option(preflight)])
 
@@ -295,15 +283,14 @@ def git_state() -> dict[str, Any]:
     repository is not a part of it.
     """
 
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=20)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+    def git(*arguments: str) -> str:
+        words = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
 
-    top = git("rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() != ROOT:
-        return {"git_commit": None, "git_dirty": None}
-    commit, status = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
-    return {"git_commit": commit, "git_dirty": None if status is None else bool(status)}
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() == ROOT:
+            dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+            return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": dirty}
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return {"git_commit": None, "git_dirty": None}

@@ -33,7 +33,6 @@ class Progress:
     def row_done(self) -> None:
         """Ends a row."""
         self.flying -= 1
-        self.counted(self.done - self._first + 1)
 
     def counted(self, rows: int) -> None:
         """Takes the number of rows done since this run or job began, by any rank."""

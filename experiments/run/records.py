@@ -152,17 +152,23 @@ class RowExtra(TypedDict, total=False):
     differing_leaves: int  # audit: how many do
 
 
-class Row(RowExtra):
-    """One line of rows.jsonl."""
+class RowEntry(RowExtra):
+    """The part of a row that its experiment writes."""
 
-    row: str  # its id
-    index: int  # its place in the manifest's `row_order`
     prefix: NotRequired[PrefixEntry]  # absent in a row that failed closed
     failure: NotRequired[str]  # why a row failed closed: no arm of it is used
     arms: dict[str, ArmEntry]  # by name; empty in a row that failed closed
     comparisons: dict[str, Comparison]  # by "LEFT:RIGHT"
+
+
+class Row(RowEntry):
+    """One line of rows.jsonl."""
+
+    row: str  # its id
+    index: int  # its place in the manifest's `row_order`
     gates: Gates  # all False in a row that failed closed
     passed: bool  # whether every gate holds
+    timing: NotRequired["Timing"]  # in a partial ledger alone
     row_sha256: NotRequired[str]  # of the line without this field
 
 

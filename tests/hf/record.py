@@ -22,7 +22,7 @@ from decode.contract import Contract
 from decode.greedy import Steps
 from experiments.run.designs import RetainedLive, matrix_summary
 from experiments.run.exits import run_command
-from experiments.run.experiment import Arm, Arms, boundary_length, replica_gate
+from experiments.run.experiment import Arm, Arms, replica_gate
 from experiments.run.loop import Plan, run_plan
 from experiments.run.options import (
     DEVICE,
@@ -84,8 +84,7 @@ class Recording(RetainedLive):
             made[f"{name}_replica"] = record_prefill(reference, state) if name == "prefill" else replica(made[name])
         require_disjoint(list(made.values()))
         progress.fed(len(state))
-        reached = boundary_length([one.boundary for one in made.values()])
-        return Arms(index, reached, {name: _continue(reference, name, made[name], progress) for name in self.arms})
+        return Arms(index, {name: _continue(reference, name, made[name], progress) for name in self.arms})
         yield  # transformers steps by itself: a row is one piece of work
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
@@ -114,7 +113,7 @@ def _continue(reference: Reference, name: str, recorded: Recorded, progress: Row
     progress.arm(name)
     suffix = record_suffix(reference, recorded)
     progress.fed(len(suffix.tokens))
-    return Arm(name, recorded.boundary, suffix)
+    return Arm(recorded.boundary, suffix)
 
 
 def recorder_sha256() -> str:

@@ -126,7 +126,7 @@ def test_incremental_arms(study, theirs, dtype, recorded):
     contract = record.Contract.load(study / "checkpoint")
     boundary = build_incremental(model, State.from_tokens(contract, row["prefix"]["tokens"]))
     for name, each in (("incremental", boundary), ("incremental_replica", boundary.replica())):
-        arm = Arm(name, each, greedy_suffix(model, each))
+        arm = Arm(each, greedy_suffix(model, each))
         assert json.loads(json.dumps(arm_entry(arm, task))) == row["arms"][name]
 
 
