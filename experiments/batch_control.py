@@ -40,7 +40,7 @@ def main(options: RunOptions, dtype: str) -> int:
     inputs = [whole_input(model, task.id, prompt) for task, prompt in zip(tasks, prompts)]
     chosen, panel = select(inputs, options.limit)
     control = Control("batch_control", model, chosen, panel, longest_row(prompts))
-    manifest = session.manifest([one.row for one in chosen], panel, data)
+    manifest = session.manifest([one.id for one in chosen], panel, data)
     return run(control, manifest, options, options.directory(f"batch_control-{dtype}"))
 
 

@@ -25,7 +25,7 @@ from experiments.run.options import RunOptions, common_options, dtype_option, so
 from experiments.run.progress import RowProgress
 from experiments.run.records import Endpoints, Panel, Row, RowExtra, Summary
 from experiments.run.summary import pair_summary, run_summary
-from experiments.run.tasks import RowName
+from experiments.run.tasks import Prefix
 from stats.endpoints import first_divergence
 from stats.intervals import wilson
 
@@ -36,7 +36,7 @@ WANTED = 12
 class Bridge(OneDecoder[Arms], ArmExperiment):
     """Reaches a new live boundary, builds the incremental one of its prefix, and decodes the four suffixes."""
 
-    saved: Sequence[inputs.Prefix]  # the frozen rows' prefixes in the bank
+    tasks: Sequence[Prefix]  # the frozen rows' prefixes in the bank; a row starts from the prompt of its own
     panel: Panel
 
     arms = ("live", "live_replica", "incremental", "incremental_replica")
@@ -57,7 +57,7 @@ class Bridge(OneDecoder[Arms], ArmExperiment):
     replica_incremental = replica_gate("incremental")
 
     def extra(self, made: Arms) -> RowExtra:
-        saved, state = self.saved[made.index], made.state
+        saved, state = self.tasks[made.index], made.state
         return {
             "boundary_length": cache_length(made),
             "saved_prefix": {
@@ -109,12 +109,9 @@ def main(options: RunOptions, dtype: str, source: Path) -> int:
     session = inputs.open_session("bridge", options, {dtype: options.numeric(dtype)}, bank)
     chosen = inputs.select_spread(bank.prefixes, WANTED)[: options.limit]
     _, prompts, data = session.bank_tasks(chosen)
-    names, panel = (
-        [RowName(prefix.row) for prefix in chosen],
-        inputs.spread_record(inputs.SPREAD, chosen, WANTED, len(bank.prefixes)),
-    )
-    manifest = session.manifest([name.id for name in names], panel, data)
-    bridge = Bridge(session.models.at(dtype), names, prompts, chosen, panel)
+    panel = inputs.spread_record(inputs.SPREAD, chosen, WANTED, len(bank.prefixes))
+    manifest = session.manifest([prefix.id for prefix in chosen], panel, data)
+    bridge = Bridge(session.models.at(dtype), chosen, prompts, panel)
     return run(bridge, manifest, options, options.directory(f"bridge-{dtype}"))
 
 

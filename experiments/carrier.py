@@ -40,9 +40,8 @@ from experiments.run.ledger import sha256_file
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
 from experiments.run.progress import RowProgress
-from experiments.run.records import Endpoints, Panel, PanelRow, Row, RowEntry, Summary
+from experiments.run.records import Endpoints, Panel, PanelRow, Row, RowBody, Summary
 from experiments.run.summary import run_summary
-from experiments.run.tasks import RowName
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError
 from minimodel.roles import ROLE_NAMES
@@ -132,7 +131,7 @@ class Carrier(OneDecoder[Decoded]):
         """A transplant of nothing changes nothing."""
         return all(entries["empty"]["follows"] == "recipient" for entries in made.sites.values())
 
-    def entry(self, index: int, made: Decoded) -> RowEntry:
+    def entry(self, index: int, made: Decoded) -> RowBody:
         task = self.task(index)
         return {
             "prefix": prefix_entry(self.states[index]),
@@ -189,16 +188,15 @@ def main(options: RunOptions, dtype: str, rows: int, source: Path) -> int:
     bank, strata = open_strata(source)
     session = open_session("carrier", options, {dtype: options.numeric(dtype)}, bank)
     wanted = rows if options.limit is None else min(rows, options.limit)
-    divergent = [prefix for prefix in bank.prefixes if strata[prefix.row] == "divergent"]
+    divergent = [prefix for prefix in bank.prefixes if strata[prefix.id] == "divergent"]
     if not divergent:
         raise InputError(f"{source}: expected at least one BF16 row with divergent suffixes, found none")
     chosen = select_spread(divergent, wanted)
-    names, states = [RowName(prefix.row) for prefix in chosen], session.states(chosen)
     frozen: list[PanelRow] = [{**prefix.name(), "stratum": "divergent"} for prefix in chosen]
     panel = Panel(rule=RULE, wanted={"divergent": wanted}, available={"divergent": len(divergent)}, rows=frozen)
     panel["source_ledger_sha256"] = sha256_file(source / ROWS)
-    manifest = session.manifest([name.id for name in names], panel)
-    carrier = Carrier(session.models.at(dtype), names, states, panel)
+    manifest = session.manifest([prefix.id for prefix in chosen], panel)
+    carrier = Carrier(session.models.at(dtype), chosen, session.states(chosen), panel)
     return run(carrier, manifest, options, options.directory(f"carrier-{dtype}"))
 
 

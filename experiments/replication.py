@@ -20,7 +20,6 @@ from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
 from experiments.run.records import Endpoints, Panel, Row, Summary
 from experiments.run.summary import run_summary
-from experiments.run.tasks import RowName
 from stats.donors import LEAST_DIVERGENT, LEAST_EXACT, interpret
 
 WANTED = 48
@@ -65,11 +64,11 @@ def main(options: RunOptions, dtype: str, source: Path) -> int:
     bank = open_bank(source)
     session = open_session("replication", options, {dtype: options.numeric(dtype)}, bank, same_weights=False)
     chosen = select_spread(bank.prefixes, WANTED)[: options.limit]
-    names, states = [RowName(prefix.row) for prefix in chosen], session.states(chosen)
+    states = session.states(chosen)
     panel = spread_record(SPREAD, chosen, WANTED, len(bank.prefixes))
-    manifest = session.manifest([name.id for name in names], panel)
+    manifest = session.manifest([prefix.id for prefix in chosen], panel)
     own = manifest["checkpoint"] == bank.manifest["checkpoint"]
-    experiment = Replication(session.models.at(dtype), names, states, panel, own, session.notes)
+    experiment = Replication(session.models.at(dtype), chosen, states, panel, own, session.notes)
     return run(experiment, manifest, options, options.directory(f"replication-{dtype}"))
 
 

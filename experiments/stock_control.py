@@ -73,7 +73,7 @@ def run_stock(options: RunOptions, dtype: str, template: str, eos: tuple[str, ..
     model = decoder_from(checkpoint, numeric)
     inputs = [chat_input(model, task.id, ids, chat.stop) for task, ids in zip(tasks, prompts)]
     chosen, panel = select(inputs, options.limit)
-    order, information = [one.row for one in chosen], {"tasks": str(options.tasks)}
+    order, information = [one.id for one in chosen], {"tasks": str(options.tasks)}
     manifest = build_manifest(
         "stock_control", [numeric], checkpoint, None, data, order, options.preflight, panel, information
     )

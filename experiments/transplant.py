@@ -23,7 +23,6 @@ from experiments.run.loop import run
 from experiments.run.options import RunOptions, common_options, dtype_option, source_option
 from experiments.run.records import Endpoints, Panel, PanelRow, Row, RowExtra, Summary
 from experiments.run.summary import run_summary
-from experiments.run.tasks import RowName
 from stats.intervals import Z_TRANSPLANT, wilson
 from stats.panels import stratified_spread
 
@@ -33,7 +32,7 @@ RULE = "evenly spaced order statistics within each stratum of the BF16 suffixes,
 
 def select(bank: Bank, strata: dict[str, str]) -> list[Prefix]:
     """Returns the frozen rows: the divergent stratum first, each from its shortest prefix to its longest."""
-    chosen = stratified_spread(lengths(bank.prefixes), [strata[prefix.row] for prefix in bank.prefixes], WANTED)
+    chosen = stratified_spread(lengths(bank.prefixes), [strata[prefix.id] for prefix in bank.prefixes], WANTED)
     return [bank.prefixes[index] for index in chosen]
 
 
@@ -73,13 +72,13 @@ def main(options: RunOptions, dtype: str, source: Path) -> int:
     bank, strata = open_strata(source)
     session = open_session("transplant", options, {dtype: options.numeric(dtype)}, bank)
     chosen = select(bank, strata)[: options.limit]
-    names, states = [RowName(prefix.row) for prefix in chosen], session.states(chosen)
+    states = session.states(chosen)
     available = {stratum: list(strata.values()).count(stratum) for stratum in WANTED}
-    rows: list[PanelRow] = [{**one.name(), "stratum": strata[one.row]} for one in chosen]
+    rows: list[PanelRow] = [{**one.name(), "stratum": strata[one.id]} for one in chosen]
     panel = Panel(rule=RULE, wanted=WANTED, available=available, rows=rows)
     panel["strata_ledger_sha256"] = sha256_file(source / ROWS)
-    manifest = session.manifest([name.id for name in names], panel)
-    experiment = Transplant(session.models.at(dtype), names, states, panel)
+    manifest = session.manifest([prefix.id for prefix in chosen], panel)
+    experiment = Transplant(session.models.at(dtype), chosen, states, panel)
     return run(experiment, manifest, options, options.directory(f"transplant-{dtype}"))
 
 

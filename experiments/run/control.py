@@ -17,11 +17,11 @@ from decode.state import State, token_digest
 from decode.stepper import CausalStepper, Stepper, make_ready
 from experiments.report.values import outcome, rate
 from experiments.run.experiment import Experiment, gate
-from experiments.run.inputs import SPREAD, Prefix, panel_counts, panel_span, select_spread, shortfall, spread_record
+from experiments.run.inputs import SPREAD, panel_counts, panel_span, select_spread, shortfall, spread_record
 from experiments.run.progress import RowProgress
-from experiments.run.records import Comparison, Endpoints, Panel, Row, RowEntry, Summary
+from experiments.run.records import Comparison, Endpoints, Panel, Row, RowBody, Summary
 from experiments.run.summary import run_summary
-from experiments.run.tasks import RowName
+from experiments.run.tasks import Prefix
 from minimodel.decoder import Decoder
 from stats.endpoints import disagreement, divergence_spread, first_divergence
 
@@ -129,19 +129,12 @@ class Control(Experiment[Made]):
 
     name: str  # the command's
     decoder: Decoder
-    inputs: Sequence[Input]  # the frozen rows
+    tasks: Sequence[Input]  # the frozen rows
     panel: Panel
-    limit: int  # the most tokens that any row's cache can hold
-
-    @property
-    def longest(self) -> int:
-        return self.limit
-
-    def task(self, index: int) -> RowName:
-        return RowName(self.inputs[index].row)
+    longest: int
 
     def decode(self, index: int, progress: RowProgress) -> Steps[Made]:
-        given, arms = self.inputs[index], {}
+        given, arms = self.tasks[index], {}
         for name, copies in ARMS.items():
             progress.arm(name)
             arms[name] = yield from given.generate(copies)
@@ -166,7 +159,7 @@ class Control(Experiment[Made]):
     def argmax(self, made: Made) -> bool:
         return all(one.chosen_by_logits for one in made[1].values())
 
-    def entry(self, index: int, made: Made) -> RowEntry:
+    def entry(self, index: int, made: Made) -> RowBody:
         given, arms = made
         return {
             "input": {"length": len(given), "sha256": given.sha256},

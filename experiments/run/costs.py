@@ -129,17 +129,12 @@ def interleaved(samples: Mapping[T, Sample], repeats: int, warm_up: int = 1) -> 
     names = list(samples)
     found: dict[T, list[float]] = {name: [] for name in names}
     for number in range(warm_up + repeats):
-        for name in rotated(names, number):
+        start = number % len(names)
+        for name in [*names[start:], *names[:start]]:
             seconds = samples[name]()
             if number >= warm_up:
                 found[name].append(seconds)
     return found
-
-
-def rotated(arms: Sequence[T], number: int) -> list[T]:
-    """Returns the arms in order, starting at arm `number` modulo their count."""
-    start = number % len(arms)
-    return [*arms[start:], *arms[:start]]
 
 
 def ratios(base: Sequence[float], other: Sequence[float]) -> Spread:

@@ -17,7 +17,7 @@ from experiments.run.experiment import ArmExperiment, Arms, OneDecoder, bank_pre
 from experiments.run.inputs import shortfall
 from experiments.run.progress import RowProgress
 from experiments.run.records import Endpoints, Row, RowExtra, Summary
-from experiments.run.saving import NOTHING_SAVED, Saving
+from experiments.run.saving import Saving
 from experiments.run.summary import pair_summary, run_summary
 from stats.donors import DONORS, INTO_INCREMENTAL, INTO_PREFILL, SIDES, DonorRow, donor_endpoints
 from stats.intervals import STREAMS, Z_TRANSPLANT, Proportion
@@ -29,7 +29,7 @@ NATIVE = ("incremental", "incremental_replica", "prefill", "prefill_replica")
 class RetainedLive(OneDecoder[Arms], ArmExperiment):
     """Generates the boundary once, then decodes four arms."""
 
-    saving: Saving = NOTHING_SAVED
+    saving: Saving = Saving()
 
     arms = ("live", "live_replica", "prefill", "prefill_replica")
     pairs = (("live", "live_replica"), ("prefill", "prefill_replica"), ("live", "prefill"))

@@ -25,7 +25,7 @@ from experiments.run.ledger import (
     row_key,
     seal,
     sha256_file,
-    unsealed,
+    unseal,
     whole_lines,
     without,
     write_whole,
@@ -128,7 +128,7 @@ class RunDirectory:
         for path in self._partial():
             for number, line in enumerate(whole_lines(path)[0], start=1):
                 where = f"{path} line {number}"
-                row = unsealed(line, where)
+                row = unseal(line, where)
                 index = row.get("index")
                 if type(index) is not int or not 0 <= index < len(order) or row_key(row) != order[index]:
                     found = f"{index!r} {row['row']!r:.80}"

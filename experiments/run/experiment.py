@@ -18,8 +18,8 @@ from decode.record import derived_sha256
 from decode.state import State, token_digest
 from experiments.run.inputs import Models
 from experiments.run.progress import RowProgress
-from experiments.run.records import ArmEntry, Comparison, Gates, PrefixEntry, Row, RowEntry, RowExtra, Summary
-from experiments.run.tasks import RowName, Task, longest_row
+from experiments.run.records import ArmEntry, Comparison, Gates, PrefixEntry, Row, RowBody, RowExtra, Summary
+from experiments.run.tasks import Prefix, Task, longest_row
 from minimodel.bits import COPIES, equal_copies, same_bits
 from minimodel.decoder import Decoder
 from minimodel.roles import MERGE
@@ -51,6 +51,8 @@ class Experiment(ABC, Generic[Made]):
     """One experiment with its inputs, opened and checked. Rows are numbered in the manifest's row order."""
 
     decoder: Decoder  # of every row, where `model` is not overridden
+    tasks: Sequence[Task | Prefix]  # a prefix where no expected answer is read
+    states: Sequence[State]  # that each task's row starts from: its prompt, or a boundary prefix
 
     @classmethod
     def gates(cls) -> list[str]:
@@ -70,10 +72,10 @@ class Experiment(ABC, Generic[Made]):
 
     def failed_row(self, index: int, reason: str) -> Row:
         """Returns the entry of a row that failed closed: no arm of it is used, and no gate holds."""
-        entry: RowEntry = {**self.identity(index), "failure": reason, "arms": {}, "comparisons": {}}
+        entry: RowBody = {**self.identity(index), "failure": reason, "arms": {}, "comparisons": {}}
         return self._whole(index, entry, dict.fromkeys(self.gates(), False))
 
-    def _whole(self, index: int, entry: RowEntry, gates: Gates) -> Row:
+    def _whole(self, index: int, entry: RowBody, gates: Gates) -> Row:
         passed = all(gates.values())
         return {"row": self.task(index).id, "index": index, **entry, "gates": gates, "passed": passed}
 
@@ -81,14 +83,16 @@ class Experiment(ABC, Generic[Made]):
         """Returns the decoder of row `index`, loaded."""
         return self.decoder
 
-    @abstractmethod
-    def task(self, index: int) -> Task | RowName:
-        """Returns the row's task, or its name where its expected answer is not read."""
+    def task(self, index: int) -> Task | Prefix:
+        return self.tasks[index % len(self.tasks)]
+
+    def state(self, index: int) -> State:
+        return self.states[index % len(self.tasks)]
 
     @property
-    @abstractmethod
     def longest(self) -> int:
         """The most tokens that any row's cache can hold."""
+        return longest_row(self.states)
 
     def part(self, index: int) -> str:
         """Returns the part of the run that the row belongs to. Rows of different parts are not decoded together."""
@@ -103,7 +107,7 @@ class Experiment(ABC, Generic[Made]):
         """Yields the steps of everything that a row decodes; returns what its gates and its entry read."""
 
     @abstractmethod
-    def entry(self, index: int, made: Made) -> RowEntry:
+    def entry(self, index: int, made: Made) -> RowBody:
         """Returns the fields of a decoded row between its name and its gates."""
 
     @abstractmethod
@@ -124,18 +128,8 @@ class OneDecoder(Experiment[Made]):
     """Rows that start from discrete states, all under one decoder."""
 
     decoder: Decoder
-    tasks: Sequence[Task | RowName]
-    states: Sequence[State]  # of each task: its prompt, or a boundary prefix
-
-    @property
-    def longest(self) -> int:
-        return longest_row(self.states)
-
-    def task(self, index: int) -> Task | RowName:
-        return self.tasks[index]
-
-    def state(self, index: int) -> State:
-        return self.states[index]
+    tasks: Sequence[Task | Prefix]
+    states: Sequence[State]
 
 
 @dataclass(frozen=True)
@@ -198,7 +192,7 @@ class ArmExperiment(Experiment[Arms]):
         """Returns the fields that this experiment adds to a row."""
         return self.identity(made.index)
 
-    def entry(self, index: int, made: Arms) -> RowEntry:
+    def entry(self, index: int, made: Arms) -> RowBody:
         task = self.task(index)
         arms = {name: arm_entry(arm, task) for name, arm in made.arms.items()}
         extra = self.extra(made)
@@ -216,13 +210,9 @@ class Crossed(ArmExperiment):
 
     models: Models  # by the contract's name
     tasks: Sequence[Task]
-    states: Sequence[State]  # the boundary prefix of each task
+    states: Sequence[State]
 
     factor: ClassVar[Literal["dtype", "cell"]]  # the row's field that names the contract
-
-    @property
-    def longest(self) -> int:
-        return longest_row(self.states)
 
     def order(self) -> list[str]:
         """Returns the manifest's `row_order`."""
@@ -233,12 +223,6 @@ class Crossed(ArmExperiment):
 
     def model(self, index: int) -> Decoder:
         return self.models.at(self.part(index))
-
-    def task(self, index: int) -> Task:
-        return self.tasks[index % len(self.tasks)]
-
-    def state(self, index: int) -> State:
-        return self.states[index % len(self.tasks)]
 
     def identity(self, index: int) -> RowExtra:
         return {"dtype": self.part(index)} if self.factor == "dtype" else {"cell": self.part(index)}
@@ -317,8 +301,8 @@ def prefix_entry(state: State) -> PrefixEntry:
     return {"tokens": list(state.tokens), "length": len(state), "sha256": state.sha256()}
 
 
-def arm_entry(arm: Arm, task: Task | RowName) -> ArmEntry:
-    """Returns the row's `arms[NAME]`. A row known by name alone is not scored."""
+def arm_entry(arm: Arm, task: Task | Prefix) -> ArmEntry:
+    """Returns the row's `arms[NAME]`. A row without an expected answer is not scored."""
     suffix, boundary = arm.suffix, arm.boundary
     text = boundary.state.contract.codec.decode(suffix.answer)
     argmax, margin = eligible_choice(boundary)

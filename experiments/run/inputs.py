@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from decode.contract import Contract
-from decode.state import State, token_digest
+from decode.state import State
 from experiments.run.directory import ROWS, read_finished
 from experiments.run.exits import one_line, start_again_reproducibly
 from experiments.run.ledger import canonical, compare_leaves, row_key, sha256_text
 from experiments.run.options import RunOptions, build_manifest, contract_entries
-from experiments.run.records import Manifest, Panel, PanelRow
-from experiments.run.tasks import Task, load_tasks, longest_row, prompt_states
+from experiments.run.records import Manifest, Panel
+from experiments.run.tasks import Prefix, Task, load_tasks, longest_row, prompt_states
 from minimodel.checkpoint import Checkpoint, file_digests, open_checkpoint
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
@@ -33,25 +33,6 @@ BANK_DTYPE = "bf16"
 MATRIX_COMMAND = f"python -m experiments.matrix --dtype {BANK_DTYPE}"
 FIXED_COMMAND = "python -m experiments.fixed_prefix"
 SPREAD = "evenly spaced order statistics after sorting by (prefix length, row id); no outcome and no answer is read"
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The tokens that one row starts from: a boundary prefix, or a prompt."""
-
-    row: str  # its id
-    tokens: tuple[int, ...]  # of a boundary prefix: through merge's opening delimiter
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def sha256(self) -> str:
-        return token_digest(self.tokens)
-
-    def name(self) -> PanelRow:
-        """Returns what a manifest's panel keeps of it."""
-        return {"row": self.row, "length": len(self), "sha256": self.sha256}
 
 
 @dataclass(frozen=True)
@@ -86,7 +67,7 @@ def open_strata(path: Path) -> tuple[Bank, dict[str, str]]:
         for row in rows
         if row["dtype"] == BANK_DTYPE
     }
-    if list(strata) != [prefix.row for prefix in bank.prefixes]:
+    if list(strata) != [prefix.id for prefix in bank.prefixes]:
         raise InputError(f"{path}: expected {BANK_DTYPE} rows for the whole bank, found {len(strata)}; {FIXED_COMMAND}")
     return bank, strata
 
@@ -128,7 +109,7 @@ def select_spread(items: Sequence[Item], wanted: int) -> list[Item]:
 
 def lengths(items: Sequence[Prefix]) -> list[tuple[int, str]]:
     """Returns (length, row id) of each: all that the outcome-blind selections read."""
-    return [(len(item), item.row) for item in items]
+    return [(len(item), item.id) for item in items]
 
 
 def spread_record(rule: str, chosen: Sequence[Prefix], wanted: int, available: int) -> Panel:
@@ -208,15 +189,15 @@ class Session:
         named = {task.id: task for task in tasks}
         prompts = []
         for prefix in prefixes:
-            if prefix.row not in named:
-                raise InputError(f"{path}: expected a task for the bank's row {prefix.row}, found none")
-            task = named[prefix.row]
+            if prefix.id not in named:
+                raise InputError(f"{path}: expected a task for the bank's row {prefix.id}, found none")
+            task = named[prefix.id]
             prompt = State.prompt(self.contract, task.question, task.choices)
             if prompt.tokens != prefix.tokens[: len(prompt)]:
                 where = f"{path}: task {task.id}"
                 raise InputError(f"{where}: expected the prompt that its prefix begins with, found another")
             prompts.append(prompt)
-        return [named[prefix.row] for prefix in prefixes], prompts, data
+        return [named[prefix.id] for prefix in prefixes], prompts, data
 
     def states(self, prefixes: Sequence[Prefix]) -> list[State]:
         """Replays prefixes of the bank through this checkpoint's contract and returns the states. InputError names the
@@ -224,7 +205,7 @@ class Session:
         assert self.bank is not None, "this experiment starts from a bank"
         context, states = self.models.checkpoint.config.max_position_embeddings, []
         for prefix in prefixes:
-            where = f"{self.bank.source}: prefix of row {prefix.row}"
+            where = f"{self.bank.source}: prefix of row {prefix.id}"
             try:
                 state = State.from_tokens(self.contract, prefix.tokens)
             except InputError as error:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,14 +45,6 @@ def seal(row: Mapping[str, Any]) -> str:
     return canonical({**row, "row_sha256": sha256_text(canonical(row))})
 
 
-def unseal(line: str) -> Row:
-    """Returns the row of a sealed line. ValueError when any byte is not as it was written."""
-    row = json.loads(line)
-    if not isinstance(row, dict) or seal(without(row, "row_sha256")) != line:
-        raise ValueError("its digest does not match its bytes")
-    return cast(Row, row)
-
-
 def row_key(entry: Mapping[str, Any]) -> str:
     """Returns the identity of a ledger row, as in the manifest's `row_order`: its id, led by its cell or dtype.
 
@@ -63,11 +56,9 @@ def row_key(entry: Mapping[str, Any]) -> str:
 
 def require_distinct(keys: Sequence[str], where: str) -> None:
     """InputError where two rows share one identity."""
-    seen: set[str] = set()
-    for key in keys:
-        if key in seen:
+    for key, count in Counter(keys).items():
+        if count > 1:
             raise refuse(where, "each row once", key)
-        seen.add(key)
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -107,7 +98,7 @@ def read_ledger(path: Path, row_order: Sequence[str] | None = None) -> tuple[lis
     is not the manifest's at that place. Only the last line can be torn, as rows are written in order.
     """
     lines, torn = whole_lines(path)
-    rows = [unsealed(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
+    rows = [unseal(line, f"{path} line {number}") for number, line in enumerate(lines, start=1)]
     keys = [row_key(row) for row in rows]
     require_distinct(keys, f"{path}: row")
     if row_order is not None and keys != list(row_order[: len(keys)]):
@@ -117,16 +108,21 @@ def read_ledger(path: Path, row_order: Sequence[str] | None = None) -> tuple[lis
     return rows, torn
 
 
-def unsealed(line: bytes, where: str) -> Row:
-    """Returns the row of a sealed line. InputError for damage, and for a row without what every row has."""
+def unseal(line: bytes, where: str) -> Row:
+    """Returns the row of a sealed line. InputError when any byte is not as it was written, and for a row without what
+    every row has."""
     try:
-        row = unseal(line.decode("ascii"))
+        row = json.loads(line.decode("ascii"))
+        intact = isinstance(row, dict) and seal(without(row, "row_sha256")) == line.decode("ascii")
+        fault = "" if intact else "its digest does not match its bytes"
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: expected an intact row, found damage ({error})") from None
+        fault = str(error)
+    if fault:
+        raise InputError(f"{where}: expected an intact row, found damage ({fault})")
     for key, kind in (("row", str), ("passed", bool), ("gates", dict)):
         if not isinstance(row.get(key), kind):
             raise refuse(f"{where}: {key}", f"a {kind.__name__}", row.get(key))
-    return row
+    return cast(Row, row)
 
 
 def whole_lines(path: Path) -> tuple[list[bytes], int]:

@@ -152,7 +152,7 @@ class RowExtra(TypedDict, total=False):
     differing_leaves: int  # audit: how many do
 
 
-class RowEntry(RowExtra):
+class RowBody(RowExtra):
     """The part of a row that its experiment writes."""
 
     prefix: NotRequired[PrefixEntry]  # absent in a row that failed closed
@@ -161,7 +161,7 @@ class RowEntry(RowExtra):
     comparisons: dict[str, Comparison]  # by "LEFT:RIGHT"
 
 
-class Row(RowEntry):
+class Row(RowBody):
     """One line of rows.jsonl."""
 
     row: str  # its id

@@ -119,11 +119,11 @@ def file_name(row: str, arm: str) -> str:
 class Saving:
     """What a run writes beside its ledger."""
 
-    directory: Path  # the run's
-    boundaries: bool  # of every row
-    rows: frozenset[str]  # those that are traced
-    last: int | None  # token slots that a trace keeps; None: all
-    provenance: Provenance | None  # None where nothing is saved
+    directory: Path = Path()  # the run's
+    boundaries: bool = False  # of every row
+    rows: frozenset[str] = frozenset()  # those that are traced
+    last: int | None = None  # token slots that a trace keeps; None: all
+    provenance: Provenance | None = None  # None where nothing is saved
     _traces: dict[tuple[str, str], Trace] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -170,9 +170,6 @@ class Saving:
         more = f" and {len(missing) - 1} more were" if len(missing) > 1 else " was"
         fix = "the rows being kept from before; use --fresh or another --out"
         return [f"{self.directory}: {missing[0]}{more} not written, {fix}"]
-
-
-NOTHING_SAVED = Saving(Path(), False, frozenset(), None, None)
 
 
 def saving_options(command: Callable[..., Any]) -> Callable[..., Any]:

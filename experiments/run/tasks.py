@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from decode.contract import Contract
-from decode.state import State
+from decode.state import State, token_digest
 from decode.text import LETTERS
+from experiments.run.records import PanelRow
 from minimodel.errors import InputError
 from minimodel.files import BOM, parse_json, read_bytes
 from stats.answers.score import expected_number
@@ -128,10 +129,22 @@ def letter_is_ambiguous(index: int, choices: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class RowName:
-    """A row of which only the name is known: its expected answer is not read, and its arms are not scored."""
+class Prefix:
+    """The tokens that a row starts from, a boundary prefix or a prompt, where no answer to it is expected."""
 
     id: str  # of the row
+    tokens: tuple[int, ...]  # of a boundary prefix: through merge's opening delimiter
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def sha256(self) -> str:
+        return token_digest(self.tokens)
+
+    def name(self) -> PanelRow:
+        """Returns what a manifest's panel keeps of it."""
+        return {"row": self.id, "length": len(self), "sha256": self.sha256}
 
 
 @dataclass(frozen=True)

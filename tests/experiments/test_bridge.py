@@ -54,7 +54,7 @@ def test_the_panel_is_frozen_before_decoding_and_blind_to_outcomes(study, finish
     manifest, rows, _ = open_finished(finished)
     bank = open_bank(study / "runs/matrix-bf16")
     chosen = select_spread(bank.prefixes, ROWS)
-    assert [entry["row"] for entry in manifest["panel"]["rows"]] == [prefix.row for prefix in chosen]
+    assert [entry["row"] for entry in manifest["panel"]["rows"]] == [prefix.id for prefix in chosen]
     assert [row["row"] for row in rows] == manifest["row_order"]
     # other outcomes and answers, the same lengths: the same panel
     source = tmp_path / "matrix"

@@ -10,9 +10,8 @@ from cache import build_incremental, build_prefill, compare, transplant
 from decode.greedy import alone, greedy_suffix
 from experiments.carrier import Carrier, sites
 from experiments.report.summaries import run_report
-from experiments.run.inputs import panel_record
 from experiments.run.progress import Progress
-from experiments.run.tasks import RowName
+from experiments.run.tasks import Prefix
 from minimodel.roles import ROLE_NAMES
 from stats.donors import DONORS, INTO_PREFILL, follows
 from tests.experiments.runs import ledger, one_line, open_finished, rewrite, run
@@ -53,7 +52,7 @@ def test_a_suffix_follows_donor_recipient_or_neither():
 
 def test_a_row_has_every_site_in_both_directions_and_says_when_the_baselines_agree(three):
     state = three.live.state
-    row = alone(Carrier(three.model, [RowName("r")], [state], {}).row(0, Progress(1, 0, quiet=True).row("a")))
+    row = alone(Carrier(three.model, [Prefix("r", ())], [state], {}).row(0, Progress(1, 0, quiet=True).row("a")))
     names = list(sites(three.model.config, state))
     for direction in DONORS:
         assert list(row["sites"][direction]) == names
@@ -80,7 +79,7 @@ def synthetic_row(name, flips_at, layers=4):
 
 def test_counts_and_the_smallest_layer_range_follow_the_rule():
     rows = [synthetic_row("a", 1), synthetic_row("b", 3), synthetic_row("c", 4)]
-    panel = panel_record("rule", {"divergent": 3}, {"divergent": 3}, [{"row": r} for r in "abc"])
+    panel = {"wanted": {"divergent": 3}, "available": {"divergent": 3}, "rows": [{"row": r} for r in "abc"]}
     summary = Carrier(SimpleNamespace(numeric=SimpleNamespace(dtype="bf16")), [], [], panel).summarise(rows)
     counts = {side: block["count"] for side, block in summary["sites"]["first_2"][INTO_PREFILL].items()}
     assert counts == {"donor": 1, "recipient": 0, "neither": 2}

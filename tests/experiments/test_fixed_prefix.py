@@ -7,6 +7,7 @@ import pytest
 
 import experiments.fixed_prefix as fixed_prefix
 import experiments.run.experiment as experiment
+from decode.state import token_digest
 from experiments.fixed_prefix import FixedPrefix
 from experiments.run.inputs import open_bank
 from experiments.run.ledger import sha256_file
@@ -23,14 +24,13 @@ def finished(study):
 def test_the_bank_is_every_prefix_of_the_matrix_in_source_order(study, finished):
     matrix = ledger(study / "runs/matrix-bf16")
     manifest, rows, _ = open_finished(finished)
-    lines = [json.loads(line) for line in (finished / "bank.jsonl").read_text().splitlines()]
-    assert [line["row"] for line in lines] == [row["row"] for row in matrix]
-    assert [line["tokens"] for line in lines] == [row["prefix"]["tokens"] for row in matrix]
     frozen = manifest["panel"]["bank"]
-    assert frozen["sha256"] == sha256_file(finished / "bank.jsonl") and frozen["rows"] == ROWS
-    assert frozen["ledger_sha256"] == sha256_file(study / "runs/matrix-bf16/rows.jsonl")
-    # the copy and the run it was made from are one bank
-    assert open_bank(finished).record() == open_bank(study / "runs/matrix-bf16").record()
+    assert frozen["rows"] == ROWS and frozen["ledger_sha256"] == sha256_file(study / "runs/matrix-bf16/rows.jsonl")
+    # this run's prefixes and those of the run it was made from are one bank
+    banks = open_bank(finished), open_bank(study / "runs/matrix-bf16")
+    assert banks[0].record() == banks[1].record() == frozen
+    for bank in banks:
+        assert [list(prefix.tokens) for prefix in bank.prefixes] == [row["prefix"]["tokens"] for row in matrix]
     for row in rows:
         assert row["prefix"]["tokens"] == matrix[row["index"] % ROWS]["prefix"]["tokens"]
 
@@ -142,20 +142,19 @@ def test_the_preflight_of_both_precisions_is_decoded_before_all_other_rows(study
     assert not (tmp_path / "run/partial").exists()
 
 
-def test_a_bank_whose_bytes_changed_is_refused(study, finished, tmp_path):
+def test_a_bank_whose_prefixes_changed_is_refused(finished, tmp_path):
+    """Sealed anew, so that no digest of a line shows it."""
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    text = (copy / "bank.jsonl").read_text()
-    (copy / "bank.jsonl").write_text(text.replace('"row":"t001"', '"row":"t00x"'))
-    # by the run itself on resume, and by a run that starts from it
-    assert "bank.jsonl: expected SHA-256" in one_line(call("fixed_prefix", *inputs(study, "--out", copy), cwd=study))
-    with refused("bank.jsonl: SHA-256: expected"):
+    rows = ledger(finished)
+    prefix = rows[2]["prefix"]
+    prefix["tokens"][4] ^= 1
+    rewrite(copy, rows)
+    with refused("rows.jsonl row bf16/t002: SHA-256 of the", "prefix tokens"):
         open_bank(copy)
-    lines = text.splitlines()
-    entry = json.loads(lines[2])
-    entry["tokens"][4] ^= 1
-    (copy / "bank.jsonl").write_text("\n".join([*lines[:2], json.dumps(entry), *lines[3:]]) + "\n")
-    with refused("bank.jsonl line 3: SHA-256 of the", "prefix tokens"):
+    prefix["sha256"] = token_digest(prefix["tokens"])
+    rewrite(copy, rows)
+    with refused("the bank that its rows hold: expected"):
         open_bank(copy)
 
 

@@ -25,9 +25,8 @@ from cache.drift import compare
 from decode import RowFailure, State
 from decode.greedy import alone
 from experiments.causes.measures import Oracle
-from experiments.run.inputs import Prefix
 from experiments.run.progress import Progress
-from experiments.run.tasks import RowName, Task
+from experiments.run.tasks import Prefix, Task
 from minimodel import load_model
 from minimodel.checkpoint import open_checkpoint
 from minimodel.roles import MERGE
@@ -40,7 +39,7 @@ SLOT = 20  # of the prompt
 CHAT_END = 270  # <|im_end|>
 DIRECTIONS = {INTO_PREFILL: "prefill", INTO_INCREMENTAL: "incremental"}  # the recipient of each
 PROGRESS = Progress(1, 0, quiet=True).row("t")
-NAME, SCORED = RowName("t"), Task("t", TASK["question"], tuple(TASK["choices"]), "C")
+NAME, SCORED = Prefix("t", ()), Task("t", TASK["question"], tuple(TASK["choices"]), "C")
 INVARIANT = "bf16/blocked/tiled"
 
 
@@ -83,8 +82,8 @@ def _stock(row):
 
 
 def _bridge(row):
-    saved = Prefix("t", row.state.tokens, row.state.sha256())
-    return bridge.Bridge(row.model, [NAME], [row.prompt], [saved], {})
+    saved = Prefix("t", row.state.tokens)
+    return bridge.Bridge(row.model, [saved], [row.prompt], {})
 
 
 def _batch(row):

@@ -29,7 +29,7 @@ def test_the_later_checkpoint_decodes_the_same_bank(study, finished):
     bank = open_bank(study / "runs/matrix-bf16")
     chosen = select_spread(bank.prefixes, ROWS)
     assert manifest["panel"]["bank"] == bank.record()
-    assert [entry["row"] for entry in manifest["panel"]["rows"]] == [prefix.row for prefix in chosen]
+    assert [entry["row"] for entry in manifest["panel"]["rows"]] == [prefix.id for prefix in chosen]
     assert [row["prefix"]["sha256"] for row in rows] == [prefix.sha256 for prefix in chosen]
     assert manifest["checkpoint"] != bank.manifest["checkpoint"] and not summary["own_checkpoint"]
     for row in rows:

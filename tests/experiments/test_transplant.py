@@ -10,7 +10,8 @@ import torch
 import experiments.run.designs as six_arms
 import experiments.transplant as transplant
 from cache.transplant import transplant as take
-from experiments.run.inputs import Bank, Prefix
+from experiments.run.inputs import Bank
+from experiments.run.tasks import Prefix
 from stats.intervals import Z_TRANSPLANT, wilson
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
 
@@ -92,15 +93,15 @@ def test_the_strata_are_those_of_the_source_and_the_endpoints_count_them(finishe
 
 
 def test_the_selection_is_evenly_spaced_within_each_stratum():
-    prefixes = tuple(Prefix(f"r{i:03d}", tuple(range(300 - i)), "") for i in range(200))
+    prefixes = tuple(Prefix(f"r{i:03d}", tuple(range(300 - i))) for i in range(200))
     bank = Bank(prefixes, None, {}, "")
-    strata = {prefix.row: "exact" if i % 5 == 0 else "divergent" for i, prefix in enumerate(prefixes)}
+    strata = {prefix.id: "exact" if i % 5 == 0 else "divergent" for i, prefix in enumerate(prefixes)}
     chosen = transplant.select(bank, strata)
     assert len(chosen) == 32
     for part, name in ((chosen[:24], "divergent"), (chosen[24:], "exact")):
-        members = sorted(len(p) for p in prefixes if strata[p.row] == name)
+        members = sorted(len(p) for p in prefixes if strata[p.id] == name)
         expected = [members[round(i * (len(members) - 1) / (len(part) - 1))] for i in range(len(part))]
-        assert [len(p) for p in part] == expected and {strata[p.row] for p in part} == {name}
+        assert [len(p) for p in part] == expected and {strata[p.id] for p in part} == {name}
 
 
 @torch.inference_mode()

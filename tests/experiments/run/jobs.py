@@ -71,7 +71,6 @@ def _fork(body, rank, size, port, folder):
             **{name: str(size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")},
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         become(body, folder / f"{rank}.out", folder / f"{rank}.err")
     return pid

@@ -60,7 +60,7 @@ def test_a_row_done_before_an_earlier_one_waits_in_a_partial_ledger(tmp_path):
         run.keep(row["index"], row, {"row": row["row"]})
         run.close()
     run = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
-    assert run.length == 1 and list(run.waiting) == [1] and run.take(1)["row"] == "b"
+    assert run.length == 1 and list(run.waiting) == [1] and run.take()["row"] == "b"
     run.finish(SUMMARY, "")
     run.close()
     assert list(read_run(tmp_path / "run").rows) == ["a", "b"] and "partial" not in names(tmp_path / "run")

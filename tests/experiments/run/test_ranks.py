@@ -1,9 +1,6 @@
-"""Who a process is among ranks, which devices it takes, and which commands can share their rows."""
+"""How a process joins a job of ranks, which devices it takes, and which commands share no rows."""
 
-import signal
 import socket
-import time
-from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +9,8 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from experiments.run import exits as ranks
-from experiments.run.exits import SHARDED, RankFailed, claim_devices, current, launcher_words, world
+from experiments.run.exits import RankFailed, claim_devices, current, launcher_words, world
 from experiments.run.loop import phases
-from experiments.run.options import ROOT
-from tests.experiments.commands import start as start_command
 from tests.experiments.runs import call, one_line
 from tests.helpers import refused
 
@@ -28,99 +23,66 @@ def test_rank_and_world_size_together_ask_for_ranks():
             world({"RANK": "2", "WORLD_SIZE": size})
 
 
-def test_without_the_launchers_address_the_job_cannot_be_joined(monkeypatch):
-    assert current() is None
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with refused("torchrun: expected its environment and its store", "MASTER_ADDR"):
-        current()
+@pytest.fixture
+def store():
+    """What torchrun's agent holds."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def joined_as(monkeypatch, port, attempt):
-    values = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in {**values, ranks.AGENT: "True", ranks.ATTEMPT: str(attempt)}.items():
-        monkeypatch.setenv(name, value)
+def joined_as(monkeypatch, port, attempt=0, number=1):
+    """The environment of a rank of two."""
+    values = {"RANK": number, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, ranks.ATTEMPT: attempt}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
 
 
-def test_what_an_attempt_has_said_does_not_reach_the_next(monkeypatch):
+def test_one_process_is_a_job_of_one_rank_that_prints():
+    alone = current()
+    alone.tell("key", "value")
+    assert (alone.rank, alone.world_size, alone.hear("key")) == (0, 1, "value") and alone.fail(2)
+
+
+def test_what_an_attempt_has_said_does_not_reach_the_next(monkeypatch, store):
     """torchrun --max-restarts keeps one store over all attempts."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    joined_as(monkeypatch, store.port, 0)
+    joined_as(monkeypatch, store.port)
     first = current()
     assert first.fail(137) and not current().fail(3), "only the first failure of an attempt prints"
     with pytest.raises(RankFailed):
         first.check()
-    joined_as(monkeypatch, store.port, 1)
+    joined_as(monkeypatch, store.port, attempt=1)
     second = current()
     second.check()
     assert second.count() == 0 and second.fail(2)
 
 
-def unused_port():
+def test_a_store_that_no_process_holds_is_one_line(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
-def test_a_store_that_no_process_holds_is_one_line_within_the_patience(monkeypatch):
-    joined_as(monkeypatch, unused_port(), 0)
-    for patience in (1.0, 1000.0):  # the second time nothing is tried again
-        start = time.monotonic()
-        with refused("torchrun: expected its store at 127.0.0.1:", "within 1 s", "Connection refused"):
-            current(timedelta(seconds=patience))
-        assert time.monotonic() - start < 10
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # no store: torch would wait, and print lines of C++
-        joined_as(monkeypatch, silent.getsockname()[1], 0)
-        with refused("torchrun: expected its environment and its store, found: "):
-            current(timedelta(seconds=1))
-    assert time.monotonic() - start < 20
-
-
-@pytest.mark.parametrize("listening", [False, True])
-def test_an_interruption_while_the_store_is_awaited_ends_at_once(tmp_path, listening):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        if not listening:
-            silent.close()
-        ranked = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        process = start_command(
-            "experiments.matrix", "--dtype", "bf16", cwd=tmp_path, **ranked, TORCHELASTIC_USE_AGENT_STORE="True"
-        )
-        time.sleep(8)  # the imports; before their end the interruption is one line all the same
-        assert process.poll() is None, "it waits, as it should"
-        process.send_signal(signal.SIGINT)
-        begun = time.monotonic()
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and time.monotonic() - begun < 20 and out == ""
-    assert "interrupted" in err and "frame #" not in err and "Traceback" not in err
+        port = taken.getsockname()[1]
+    joined_as(monkeypatch, port)
+    with refused(f"torchrun: expected its store at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port}", "Connection refused"):
+        current()
+    monkeypatch.delenv("MASTER_ADDR")
+    with refused(f"torchrun: expected its store at MASTER_ADDR:MASTER_PORT :{port}"):
+        current()
 
 
 def test_the_launchers_own_options_are_kept():
     torchrun = ["/v/bin/python", "/v/bin/torchrun", "--nnodes", "2", "--max-restarts=3", "-m", "experiments.matrix"]
-    assert launcher_words([*torchrun, "--dtype", "bf16"]) == ["torchrun", "--nnodes", "2", "--max-restarts=3"]
+    whole = [*torchrun, "--dtype", "bf16"]
+    assert launcher_words(whole, "experiments.matrix") == ["torchrun", "--nnodes", "2", "--max-restarts=3"]
+    assert launcher_words(whole, "experiments.bridge") == launcher_words(whole[:5], "experiments.matrix") == []
     for module in ("experiments.launch", "torch.distributed.run"):
         words = ["/v/bin/python", "-m", module, "--standalone", "--nproc-per-node", "2", "-m", "experiments.bridge"]
-        assert launcher_words(words) == ["python", "-m", module, "--standalone", "--nproc-per-node", "2"]
-    for other in ([], ["/v/bin/python", "-m", "pytest", "-m", "slow"], ["bash", "-c", "x"], [*torchrun[:5], "run.py"]):
-        assert launcher_words(other) == []
-    assert launcher_words(["python", "-m", "experiments.matrix", "--dtype", "bf16"]) == []
-
-
-def test_without_the_launchers_command_line_itsknown_options_are_named(monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert ranks.known_options() == ["torchrun", "--nproc-per-node", "3"]
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    wanted = ["torchrun", "--nnodes", "2", "--nproc-per-node", "3", "--max-restarts", "2"]
-    assert ranks.known_options() == wanted
+        assert launcher_words(words, "experiments.bridge") == ["python", *words[1:6]]
+    for other in ([], ["/v/bin/python", "-m", "experiments.matrix", "--dtype", "bf16"], ["bash", "-c", "x"]):
+        assert launcher_words(other, "experiments.matrix") == []
 
 
 @pytest.mark.parametrize("name", ["audit", "study", "adapt"])
-def test_a_command_without_rows_to_share_is_refused_under_torchrun(monkeypatch, tmp_path, name):
+def test_a_command_without_rows_to_share_is_refused_under_torchrun(monkeypatch, tmp_path, store, name):
     arguments = {"audit": ("a", "b"), "study": (), "adapt": ("--base", "a", "--out", "b")}[name]
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    joined_as(monkeypatch, store.port)
     line = one_line(call(name, *arguments, cwd=tmp_path))
     assert f"experiments.{name}: expected one process, found torchrun's WORLD_SIZE 2" in line
     assert not list(tmp_path.iterdir())
@@ -151,7 +113,7 @@ def test_each_local_rank_sees_its_own_devices_alone(device, given_devices, wante
     assert found == wanted
 
 
-def test_devices_that_cannot_be_shared_out_are_refused(monkeypatch, tmp_path):
+def test_devices_that_cannot_be_shared_out_are_refused(monkeypatch, tmp_path, store):
     with refused("device, counted within each rank", "found 'cuda:1'"):
         claim_devices("cuda:1", rank(0))
     with refused("CUDA_VISIBLE_DEVICES: expected at least 8 devices for 4 local ranks, found '0,1,2'"):
@@ -159,10 +121,9 @@ def test_devices_that_cannot_be_shared_out_are_refused(monkeypatch, tmp_path):
     alone: dict[str, str] = {}
     claim_devices("cuda:1", alone)
     assert alone == {}
-    for name, value in rank(0).items():
-        monkeypatch.setenv(name, value)
-    done = call("matrix", "--dtype", "bf16", "--device", "cuda:3", cwd=tmp_path)
-    assert done.exit_code == 2 and "counted within each rank" in done.stderr, "a usage error"
+    joined_as(monkeypatch, store.port, number=0)
+    line = one_line(call("matrix", "--dtype", "bf16", "--device", "cuda:3", cwd=tmp_path))
+    assert "device, counted within each rank" in line
 
 
 @given(total=st.integers(0, 12), early=st.sets(st.integers(0, 11)), gone=st.sets(st.integers(0, 11)))
@@ -172,10 +133,3 @@ def test_the_first_phase_is_the_preflight_wherever_its_rows_stand(total, early, 
     found = phases(plan, left)  # type: ignore[arg-type]
     first, rest = ([index for index in left if (index in early) == wanted] for wanted in (True, False))
     assert found == [rows for rows in (first, rest) if rows]
-
-
-def test_the_experiments_that_share_rows_are_those_that_run_the_row_loop():
-    folder = ROOT / "experiments"
-    commands = [*folder.glob("*.py"), *folder.glob("*/__main__.py")]
-    named = {p.parent.name if p.stem == "__main__" else p.stem: p.read_text() for p in commands}
-    assert {name for name, text in named.items() if "from experiments.run.loop import run\n" in text} == set(SHARDED)
