@@ -5,7 +5,7 @@ The transplants neither read nor recompute expected answers: a row is known by i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cache.boundary import Boundary
@@ -29,7 +29,7 @@ NATIVE = ("incremental", "incremental_replica", "prefill", "prefill_replica")
 class RetainedLive(OneDecoder[Arms], ArmExperiment):
     """Generates the boundary once, then decodes four arms."""
 
-    saving: Saving = Saving()
+    saving: Saving = field(default_factory=Saving)
 
     arms = ("live", "live_replica", "prefill", "prefill_replica")
     pairs = (("live", "live_replica"), ("prefill", "prefill_replica"), ("live", "prefill"))

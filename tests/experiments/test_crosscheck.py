@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from experiments import matrix
-from experiments.run.ledger import seal, unseal
+from experiments.run.ledger import seal
 from tests.experiments.crosschecks import checked, run
 from tests.tiny import TASK
 
@@ -62,7 +62,7 @@ def test_a_changed_ledger_value_is_named(runs, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(runs["plain"], copy)
     lines = (copy / "rows.jsonl").read_text().splitlines()
-    row = {k: v for k, v in unseal(lines[1]).items() if k != "row_sha256"}
+    row = {k: v for k, v in json.loads(lines[1]).items() if k != "row_sha256"}
     row["arms"]["prefill"]["margin"] += 0.125
     del row["index"]
     (copy / "rows.jsonl").write_text("\n".join([lines[0], seal(row)]) + "\n")
@@ -77,7 +77,7 @@ def edited(run_directory, copy, change):
     shutil.copytree(run_directory, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     first_line, *rest = (copy / "rows.jsonl").read_text().splitlines()
-    row = {k: v for k, v in unseal(first_line).items() if k != "row_sha256"}
+    row = {k: v for k, v in json.loads(first_line).items() if k != "row_sha256"}
     change(manifest, row)
     (copy / "manifest.json").write_text(json.dumps(manifest))
     (copy / "rows.jsonl").write_text("\n".join([seal(row), *rest]) + "\n")
@@ -104,7 +104,7 @@ def test_live_prefixes_that_part_are_named_at_the_token(runs, tmp_path):
 
     copy = edited(runs["saved"], tmp_path / "copy", change)
     (row,) = checked(runs["plain"], copy)["findings"].values()
-    length = len(unseal((runs["plain"] / "rows.jsonl").read_text().splitlines()[0])["prefix"]["tokens"])
+    length = len(json.loads((runs["plain"] / "rows.jsonl").read_text().splitlines()[0])["prefix"]["tokens"])
     assert f"the prefixes part at token {length - 4}: A " in row[0]["lines"][0]
 
 

@@ -34,25 +34,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_second_writer_is_refused_until_the_first_lets_go(tmp_path):
-    """hermes-agent 12684 (case 25)."""
-    first = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
-    for fresh in (False, True):
-        with refused("lock"):
-            opened(tmp_path / "run", fresh)
-    first.close()
-    opened(tmp_path / "run")
-
-
-def test_rows_there_are_kept_and_a_torn_one_is_reported(tmp_path):
-    ledger = opened(tmp_path / "run", rows=ROWS[:1]) / "rows.jsonl"
-    kept = ledger.read_bytes()
-    ledger.write_bytes(kept + b'{"row":"b"')
-    again = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
-    assert [row["row"] for row in again.rows] == ["a"] and again.dropped == 10 and ledger.read_bytes() == kept
-    again.close()
-
-
 def test_a_row_done_before_an_earlier_one_waits_in_a_partial_ledger(tmp_path):
     indexed = [{**row, "index": index} for index, row in enumerate(ROWS)]
     for row in reversed(indexed):

@@ -24,9 +24,7 @@ from tests.faults.test_disk import one_error
     ("redirect", "codes", "stderr"),
     [
         ("| true", (0, 141), ""),
-        ("2>&1 | true", (0, 141), ""),
         ("2>&1 >/dev/full | true", (2,), ""),
-        ("| head -c 1 >/dev/null", (0, 141), ""),
         (">/dev/full", (2,), "error: file: No space left on device\n"),
     ],
 )
@@ -52,7 +50,7 @@ def test_a_pipe_closed_at_the_first_line_ends_with_its_own_code(tmp_path):
     assert in_child(lambda: body(False), tmp_path).code == 0
 
 
-@pytest.mark.parametrize("seconds", [0.15, 0.6, 1.2])
+@pytest.mark.parametrize("seconds", [0.15, 1.2])
 def test_an_interruption_while_a_command_imports_is_one_line(tmp_path, seconds):
     """Importing torch takes seconds; wherever the signal falls, no traceback comes out."""
     arguments = [sys.executable, "-m", "experiments.matrix", "--dtype", "bf16", "--limit", "1", "--out", "run"]

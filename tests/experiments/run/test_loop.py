@@ -20,7 +20,7 @@ from experiments.run.ledger import lock, seal
 from experiments.run.loop import CACHES, batch_size, free_bytes
 from tests.experiments.run.conftest import ROWS
 from tests.experiments.run.jobs import die_at, forbid, require_same, run_job, sharded, stop_at_row, there
-from tests.experiments.runs import call, command_module, inputs, ledger, one_line, run
+from tests.experiments.runs import call, command_module, inputs, ledger, run
 from tests.faults.forked import CRASHED
 from tests.faults.test_disk import limit_file_size, one_error
 from tests.helpers import refused
@@ -64,13 +64,6 @@ def test_where_nothing_holds_rows_are_decoded_one_at_a_time(bf16, monkeypatch):
     with refused("--batch-size", "at most 1 here (the o map, 8 rows: other bits than alone), found 5"):
         batch_size(bf16, 5, 20, 100)
     assert batch_size(bf16, 1, 20, 100).size == 1
-
-
-def test_a_number_that_would_change_bits_is_refused_before_the_first_row(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "together_here", only(3))
-    done = call("matrix", *inputs(study, "--out", tmp_path / "run", *BF16, "--batch-size", 4), cwd=study)
-    assert "--batch-size: expected at most 3 here (the o map, 8 rows: other bits than alone), found 4" in one_line(done)
-    assert not (tmp_path / "run/rows.jsonl").exists()
 
 
 def test_caches_that_do_not_fit_are_refused_or_fewer(bf16, monkeypatch):
