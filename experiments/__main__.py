@@ -30,13 +30,11 @@ def _is_command(tree: ast.Module) -> bool:
 def one_line(docstring: str) -> str:
     """The docstring's first sentence; where that is long, what stands before its first colon."""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
-    if paragraph.startswith("`python -m") and "`: " in paragraph:
-        paragraph = paragraph.split("`: ", 1)[1]
     ends = [place for mark in (". ", "? ") if (place := paragraph.find(mark)) >= 0]
     sentence = paragraph[: min(ends) + 1] if ends else paragraph
     if len(sentence) > LONG and ": " in sentence:
         sentence = sentence.split(": ")[0] + "."
-    return sentence[:1].upper() + sentence[1:]
+    return sentence
 
 
 @click.command(help=__doc__)

@@ -1,4 +1,4 @@
-"""`python -m experiments.launch`: torchrun that ends with the experiment's exit code, and without a traceback.
+"""Runs torchrun and ends with the experiment's exit code, without a traceback.
 
 Takes torchrun's own arguments and starts ranks through PyTorch's elastic launcher:
 

@@ -1,4 +1,4 @@
-"""`python -m experiments.paired LEFT RIGHT`: paired statistics of two sets of per-item results."""
+"""Paired statistics of two sets of per-item results: `python -m experiments.paired LEFT RIGHT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m experiments.published DIR`: recompute every published claim from the released ledgers, and the panels."""
+"""Recomputes every published claim from the released ledgers, and the panels: `python -m experiments.published DIR`."""
 
 from __future__ import annotations
 

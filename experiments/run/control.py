@@ -131,7 +131,11 @@ class Control(Experiment[Made]):
     decoder: Decoder
     tasks: Sequence[Input]  # the frozen rows
     panel: Panel
-    longest: int
+    limit: int  # the most tokens that any row's cache can hold
+
+    @property
+    def longest(self) -> int:
+        return self.limit
 
     def decode(self, index: int, progress: RowProgress) -> Steps[Made]:
         given, arms = self.tasks[index], {}

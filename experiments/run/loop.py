@@ -11,7 +11,7 @@ writes, whatever the number of rows decoded together.
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,34 +46,32 @@ class Plan:
 
     experiment: Experiment[Any]
     manifest: Manifest
-    preflight: int | frozenset[int]  # the first rows, or rows by index, that must pass before any later one is decoded
+    preflight: Container[int]  # rows by index that must pass before any other is decoded
     batch_size: int | None  # rows decoded together; None: as many as were checked to keep their bits
 
     @property
     def total(self) -> int:
         return len(self.manifest["row_order"])
 
-    def is_preflight(self, index: int) -> bool:
-        return index < self.preflight if isinstance(self.preflight, int) else index in self.preflight
 
-
-def run(experiment: Experiment[Any], manifest: Manifest, options: RunOptions, out: Path, **more: Any) -> int:
-    """Runs an experiment as the options say; returns the exit code. more: other fields of the `Plan`."""
-    fields = {"preflight": options.preflight, "batch_size": options.batch_size, **more}
-    return run_plan(Plan(experiment, manifest, **fields), out, options.fresh, options.quiet)
-
-
-def run_plan(plan: Plan, out: Path, fresh: bool, quiet: bool) -> int:
+def run(
+    experiment: Experiment[Any],
+    manifest: Manifest,
+    options: RunOptions,
+    out: Path,
+    preflight: Container[int] | None = None,
+) -> int:
     """Decodes the missing rows; returns the exit code: 0, or 3 when a gate failed in any row.
 
     Under torchrun every rank decodes its share; rank 0 alone holds the directory, writes the summary and returns the
-    verdict, and the others return 0 once it has.
+    verdict, and the others return 0 once it has. preflight: rows by index; the first --preflight rows without it.
     """
+    plan = Plan(experiment, manifest, preflight or range(options.preflight), options.batch_size)
     job = current()
     if job.rank > 0:
         return _follow(plan, out, job)
-    with closing(RunDirectory(out, plan.manifest, fresh)) as directory:
-        code = _run(plan, directory, job, quiet)
+    with closing(RunDirectory(out, manifest, options.fresh)) as directory:
+        code = _run(plan, directory, job, options.quiet)
     job.tell(END)
     return code
 
@@ -214,7 +212,7 @@ def _first_failure(plan: Plan, rows: Mapping[int, Row]) -> str:
 
 def preflight_failure(plan: Plan, index: int, row: Row) -> str:
     """Returns a text, naming row and gates, when the run must stop at this row; else empty."""
-    if row["passed"] or not plan.is_preflight(index):
+    if row["passed"] or index not in plan.preflight:
         return ""
     failed = [gate for gate, passed in row["gates"].items() if not passed]
     return f"row {row_key(row)}: {row.get('failure') or ', '.join(failed)}"
@@ -222,7 +220,7 @@ def preflight_failure(plan: Plan, index: int, row: Row) -> str:
 
 def phases(plan: Plan, left: list[int]) -> list[list[int]]:
     """Returns the rows left: those of the preflight, wherever they stand in source order, and then the others."""
-    parts = ([i for i in left if plan.is_preflight(i)], [i for i in left if not plan.is_preflight(i)])
+    parts = ([i for i in left if i in plan.preflight], [i for i in left if i not in plan.preflight])
     return [part for part in parts if part]
 
 

@@ -23,7 +23,7 @@ from decode.greedy import Steps
 from experiments.run.designs import RetainedLive, matrix_summary
 from experiments.run.exits import run_command
 from experiments.run.experiment import Arm, Arms, replica_gate
-from experiments.run.loop import Plan, run_plan
+from experiments.run.loop import run
 from experiments.run.options import (
     DEVICE,
     FRESH,
@@ -136,8 +136,8 @@ def described(manifest: Manifest) -> Manifest:
     }
 
 
-def build_plan(options: SimpleNamespace) -> Plan:
-    """Opens and checks everything, and loads the model. InputError before anything is written."""
+def run_recording(options: SimpleNamespace) -> int:
+    """Opens and checks everything, loads the model, and records. InputError before anything is written."""
     if "," in options.device:
         raise refuse("--device of the recorder", "one device: transformers' layers are not placed here", options.device)
     numeric = NumericContract(options.dtype, options.device, versions.matching_kernel(), threads=options.threads)
@@ -162,8 +162,7 @@ def build_plan(options: SimpleNamespace) -> Plan:
         lambda: Provenance(SOURCE, manifest["checkpoint"], manifest["numeric"][0], manifest["environment"]),
     )
     kind = IncrementalRecording if options.incremental else Recording
-    # batch size 1: nothing is taken together
-    return Plan(kind(reference, tasks, prompts, saving, options.dtype), manifest, options.preflight, batch_size=1)
+    return run(kind(reference, tasks, prompts, saving, options.dtype), manifest, options, options.out)
 
 
 @click.command(help=__doc__)
@@ -171,9 +170,9 @@ def build_plan(options: SimpleNamespace) -> Plan:
 @partial(with_options, options=OPTIONS)
 @saving_options
 def main(**given: Any) -> None:
-    options = SimpleNamespace(**given)
+    options = SimpleNamespace(**given, batch_size=1)  # nothing is taken together
     options.out = options.out or Path("runs") / f"transformers-{options.dtype}"
-    run_command(lambda: run_plan(build_plan(options), options.out, options.fresh, options.quiet), "tests.hf.record")
+    run_command(lambda: run_recording(options), "tests.hf.record")
 
 
 if __name__ == "__main__":

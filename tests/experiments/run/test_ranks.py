@@ -128,7 +128,7 @@ def test_devices_that_cannot_be_shared_out_are_refused(monkeypatch, tmp_path, st
 
 @given(total=st.integers(0, 12), early=st.sets(st.integers(0, 11)), gone=st.sets(st.integers(0, 11)))
 def test_the_first_phase_is_the_preflight_wherever_its_rows_stand(total, early, gone):
-    plan = SimpleNamespace(total=total, is_preflight=lambda index: index in early)
+    plan = SimpleNamespace(preflight=early)
     left = [index for index in range(total) if index not in gone]
     found = phases(plan, left)  # type: ignore[arg-type]
     first, rest = ([index for index in left if (index in early) == wanted] for wanted in (True, False))
