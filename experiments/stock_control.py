@@ -73,10 +73,8 @@ def run_stock(options: RunOptions, dtype: str, template: str, eos: tuple[str, ..
     model = decoder_from(checkpoint, numeric)
     inputs = [chat_input(model, task.id, ids, chat.stop) for task, ids in zip(tasks, prompts)]
     chosen, panel = select(inputs, options.limit)
-    order, information = [one.id for one in chosen], {"tasks": str(options.tasks)}
-    manifest = build_manifest(
-        "stock_control", [numeric], checkpoint, None, data, order, options.preflight, panel, information
-    )
+    order = [one.id for one in chosen]
+    manifest = build_manifest("stock_control", options, [numeric], checkpoint, None, order, panel, data)
     manifest["stock"] = {"template": template, "eos_ids": list(chat.stop), "cap": LIMIT}
     control = Control("stock_control", model, chosen, panel, max(len(ids) for ids in prompts) + LIMIT)
     return run(control, manifest, options, options.directory(f"stock_control-{dtype}"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from experiments.run.designs import SixArms, donor_row, donor_summary
+from experiments.run.designs import SixArms, donor_summary
 from experiments.run.directory import ROWS
 from experiments.run.experiment import Arms
 from experiments.run.inputs import Bank, Prefix, lengths, open_session, open_strata, panel_counts
@@ -47,9 +47,9 @@ class Transplant(SixArms):
 
     def extra(self, made: Arms) -> RowExtra:
         """`stratum_reproduced` is an endpoint and not a gate."""
-        place = self.identity(made.index)
-        reproduced = donor_row(made.suffixes()).divergent == (place["stratum"] == "divergent")
-        return {**super().extra(made), **place, "stratum_reproduced": reproduced}
+        extra, place = super().extra(made), self.identity(made.index)
+        reproduced = extra["donor"]["divergent"] == (place["stratum"] == "divergent")
+        return {**extra, **place, "stratum_reproduced": reproduced}
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
         """Returns the head, how many rows of each stratum were reproduced, the registered endpoints, then incremental

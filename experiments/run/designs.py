@@ -135,14 +135,10 @@ def donor_row(suffixes: Mapping[str, Any]) -> DonorRow:
     return DonorRow(*(suffixes[arm] for arm in DonorRow._fields))
 
 
-def donor_rows(rows: Sequence[Mapping[str, Any]]) -> list[DonorRow]:
-    """Returns the suffixes of the ledger rows that hold arms: all but those that failed closed."""
-    return [donor_row({name: arm["suffix"] for name, arm in row["arms"].items()}) for row in rows if row["arms"]]
-
-
 def donor_summary(rows: Sequence[Row]) -> tuple[dict[str, Proportion], Endpoints]:
     """Returns the registered endpoints, and the summary's part that holds them beside incremental against prefill."""
-    found = donor_rows(rows)
+    arms = [row["arms"] for row in rows if row["arms"]]  # all but those that failed closed
+    found = [donor_row({name: arm["suffix"] for name, arm in one.items()}) for one in arms]
     endpoints = donor_endpoints(found)
     blocks = {name: rate.as_dict() for name, rate in endpoints.items()}
     registered = {

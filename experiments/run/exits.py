@@ -32,7 +32,6 @@ from minimodel.errors import CopiesDiffer, InputError, refuse
 from stats.errors import StatsInputError
 
 DONE, BAD_INPUT, GATE_FAILED, INTERRUPTED, PIPE_CLOSED = 0, 2, 3, 130, 141
-NO_MEMORY = "memory: expected more free memory or address space (see ulimit -v), found too little"
 PATIENCE = timedelta(minutes=1)  # for reaching the store, never for another rank's rows
 POLL_SECONDS = 0.1
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun
@@ -40,11 +39,7 @@ FAILURES, FAILED, COUNTED, END = "failures", "failed", "rows", "end"  # keys of 
 
 
 class RankFailed(Exception):
-    """Another rank of the job ended first and printed why; this one ends with the same exit code, without printing."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"another rank ended with code {code}")
-        self.code = code
+    """Another rank of the job ended first and printed why; this one ends with its exit code, which is the argument."""
 
 
 class Ranks:
@@ -183,7 +178,7 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True, r
             raise InputError(f"{module}: expected one process, found {found}")
         code = command()
     except RankFailed as failure:
-        code = failure.code
+        code = int(failure.args[0])
     except KeyboardInterrupt:
         code = INTERRUPTED
         _print_first(job, code, ["interrupted", *([f"resume with: {resume_command(module)}"] if resumes else [])])
@@ -221,7 +216,7 @@ def _ending(error: Exception) -> tuple[int, str]:
     if isinstance(error, InputError | StatsInputError):
         return BAD_INPUT, one_line(error)
     if isinstance(error, MemoryError) or is_allocation(error):
-        return BAD_INPUT, NO_MEMORY
+        return BAD_INPUT, "memory: expected more free memory or address space (see ulimit -v), found too little"
     if isinstance(error, BrokenPipeError) and error.filename is None:  # stdout or stderr; a named pipe is an error
         return PIPE_CLOSED, ""
     if isinstance(error, OSError):

@@ -220,14 +220,11 @@ class Session:
 
     def manifest(self, row_order: list[str], panel: Panel | None = None, tasks_bytes: bytes | None = None) -> Manifest:
         """Returns the manifest of a run over `row_order`; the bank's digest leads its panel."""
-        whole, information = panel or Panel(), {}
+        models, source, led = self.models, None, panel or Panel()
         if self.bank is not None:
-            whole, information = {"bank": self.bank.record(), **whole}, {"source": str(self.bank.source)}
-        if tasks_bytes is not None:
-            information["tasks"] = str(self.options.tasks)
-        contracts, models = list(self.models.numeric.values()), self.models
-        parts = (contracts, models.checkpoint, self.contract, tasks_bytes, row_order, self.options.preflight)
-        manifest = build_manifest(self.experiment, *parts, panel=whole, information=information)
+            source, led = self.bank.source, {"bank": self.bank.record(), **led}
+        given = (self.options, list(models.numeric.values()), models.checkpoint, self.contract, row_order)
+        manifest = build_manifest(self.experiment, *given, led, tasks_bytes, source)
         return {**manifest, "checkpoint_warnings": [*manifest["checkpoint_warnings"], *self.notes]}
 
 

@@ -199,17 +199,18 @@ def common_options(name: str, preflight: int = 0, checkpoint: str = "primary", t
 
 def build_manifest(
     experiment: str,
+    options: RunOptions,
     numeric: list[NumericContract],
     checkpoint: Checkpoint,
     contract: Contract | None,
-    tasks_bytes: bytes | None,
     row_order: list[str],
-    preflight: int,
     panel: Panel | None = None,
-    information: dict[str, Any] | None = None,
+    tasks_bytes: bytes | None = None,
+    source: Path | None = None,
 ) -> Manifest:
     """numeric: one contract per dtype of the run, in order; `apply` is called on each to record what it puts in force.
-    contract: None for a stock checkpoint. tasks_bytes: the task file's, None for an experiment that reads none.
+    contract: None for a stock checkpoint. tasks_bytes: the task file's, None for an experiment that reads none. source:
+    the run that the bank was read from.
     """
     entries: ContractEntries = {} if contract is None else contract_entries(contract)
     records = []
@@ -218,7 +219,8 @@ def build_manifest(
         records.append(one.record())
     dtypes = dict.fromkeys(one.torch_dtype for one in numeric)
     casts = [line for dtype in dtypes for line in checkpoint.cast_warnings(dtype)]
-    given = {"checkpoint": str(checkpoint.directory), "command": sys.argv[1:], **git_state()}
+    files = {} if source is None else {"source": str(source)}
+    files |= {} if tasks_bytes is None else {"tasks": str(options.tasks)}
     return {
         "schema": SCHEMA,
         "experiment": experiment,
@@ -229,11 +231,11 @@ def build_manifest(
         "checkpoint_warnings": [*checkpoint.warnings, *casts],
         "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
         **entries,
-        "preflight": preflight,
+        "preflight": options.preflight,
         "plan": plan_record(),
         "panel": panel or {},
         "row_order": row_order,
-        "information": {**given, **(information or {})},
+        "information": {"checkpoint": str(checkpoint.directory), "command": sys.argv[1:], **git_state(), **files},
     }
 
 

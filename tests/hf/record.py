@@ -147,9 +147,8 @@ def run_recording(options: SimpleNamespace) -> int:
     require_usable(numeric, checkpoint.config)  # the same library calls as transformers makes, so the same faults
     reference = Reference(options.checkpoint, numeric.torch_dtype, device=numeric.torch_device)
     prompts = prompt_states(tasks, contract, reference.config.max_position_embeddings, options.tasks)
-    panel, information = {"incremental": True} if options.incremental else None, {"tasks": str(options.tasks)}
-    given = [numeric], checkpoint, contract, data, order, options.preflight
-    manifest = described(build_manifest("matrix", *given, panel=panel, information=information))
+    panel = {"incremental": True} if options.incremental else None
+    manifest = described(build_manifest("matrix", options, [numeric], checkpoint, contract, order, panel, data))
     if options.traced:
         longest = max(contract.prefix_limit(len(prompt)) for prompt in prompts)
         require_room(reference.config, options.dtype, min(options.trace_last or longest, longest))
