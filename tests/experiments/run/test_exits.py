@@ -118,31 +118,29 @@ def test_a_path_that_is_not_utf8_is_shown_with_its_escape(small, tmp_path):
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_every_command_can_print_a_path_that_is_not_utf8(tmp_path, encoding):
     """Also where it does not go through `say`: a line of text is not worth a traceback."""
-    name = os.fsdecode(b"caf\xe9")
-    script = f"from experiments.run.exits import run_command as r; r(lambda: print({name!r}) or 0, 'x')"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(PYTHONIOENCODING=encoding), capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "caf\\udce9\n", "")
+
+    def body():
+        sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+        run_command(lambda: print(os.fsdecode(b"caf\xe9")) or 0, "experiments.x")
+
+    ended = in_child(body, tmp_path)
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "caf\\udce9\n", "")
 
 
 def test_a_module_of_the_users_that_hides_a_package_is_named(tmp_path):
     """A folder without __init__.py hides nothing; a file stats.py or a package cache does, unless Python has -P."""
-    run = [sys.executable, "-m", "experiments.plan"]
 
     def call(*more):
-        arguments = [run[0], *more, *run[1:]]
-        return subprocess.run(arguments, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        words = [sys.executable, *more, "-m", "experiments"]
+        return subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True)
 
     for name in ("cache", "decode", "minimodel"):
         (tmp_path / name).mkdir()
     assert call().returncode == 0
     (tmp_path / "stats.py").write_text("mean = 1\n")
-    done = call()
+    done, place = call(), tmp_path / "stats.py"
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert (
-        f"package stats: expected {ROOT / 'stats'}, found {tmp_path / 'stats.py'}; start Python with -P" in done.stderr
-    )
+    assert f"package stats: expected {ROOT / 'stats'}, found {place}; start Python with -P" in done.stderr
     assert call("-P").returncode == 0
 
 
