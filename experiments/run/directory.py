@@ -157,14 +157,15 @@ class RunDirectory:
         append_line(self.path / TIMING, canonical(timing))
         self.length += 1
 
-    def keep(self, index: int, row: Row, timing: Timing) -> None:
-        """Adds a finished row: to `rows.jsonl` where it is the next, else to a partial ledger."""
+    def keep(self, index: int, row: Row, timing: Timing) -> bool:
+        """Adds a finished row: to `rows.jsonl` where it is the next, else to a partial ledger. Returns which."""
         if index == self.length:
             self.append(row, timing)
-        else:
-            (self.path / PARTIAL).mkdir(exist_ok=True)
-            self.waiting[index] = {**row, "timing": timing}
-            _append_partial(self.path, 0, self.waiting[index])
+            return True
+        (self.path / PARTIAL).mkdir(exist_ok=True)
+        self.waiting[index] = {**row, "timing": timing}
+        _append_partial(self.path, 0, self.waiting[index])
+        return False
 
     def take(self) -> Row | None:
         """Moves the next row from a partial ledger to `rows.jsonl` and returns it; None where it is not there."""

@@ -111,10 +111,9 @@ def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks) -
             progress.note(f"{part}: {text}" if part else text)
 
     def keep(index: int, row: Row, timing: Timing) -> str:
-        before = directory.length
-        directory.keep(index, row, timing)
-        waits = directory.length == before  # in a partial ledger, for a row before it
-        return "" if waits else preflight_failure(plan, index, row) or _take_over(plan, directory)
+        if not directory.keep(index, row, timing):  # it waits for a row before it
+            return ""
+        return preflight_failure(plan, index, row) or _take_over(plan, directory)
 
     stopped = _first_failure(plan, dict(enumerate(directory.rows)))
     stopped = stopped or _take_over(plan, directory) or _first_failure(plan, directory.waiting)
