@@ -165,14 +165,11 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True, r
         with suppress(OSError):
             sys.stdout.reconfigure(errors="backslashreplace")
 
-    def interrupt(signum: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
     previous = signal.getsignal(signal.SIGTERM)
     job: Ranks | None = None
     try:
         job = current()
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         if job.world_size > 1 and not ranks:
             found = f"torchrun's WORLD_SIZE {job.world_size}; ranks share rows only"
             raise InputError(f"{module}: expected one process, found {found}")
