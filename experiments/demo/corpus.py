@@ -11,11 +11,14 @@ from torch import Tensor
 
 from decode.contract import CLOSE, OPEN
 from decode.text import TextCodec
-from experiments.demo import wordings as w
 from experiments.demo.problems import (
     BRANCHES,
+    LARGEST,
+    LETTERS,
     MOST_EVENTS,
     MOST_FILLERS,
+    NAMES,
+    PHRASES,
     Piece,
     Problem,
     answer_pieces,
@@ -33,9 +36,9 @@ SLIP_SHARE = 0.35  # rows in which at least one branch carries a planted slip, s
 LENGTH_MULTIPLE = 32  # the CPU library prepares a kernel for every new shape
 POOL_BATCHES = 16  # batches sorted by length together
 MERGE_QUOTES = 4  # the first numbers in merge: three results and the one it keeps
-COPIED = frozenset(w.NAMES + w.OBJECTS)
-VERBS = frozenset(w.GAIN_VERBS + w.LOSS_VERBS)
-VERDICTS = frozenset(w.OTHER + w.SAME)
+COPIED = frozenset(NAMES + PHRASES["objects"])
+VERBS = frozenset(PHRASES["gain_verbs"] + PHRASES["loss_verbs"])
+VERDICTS = frozenset(PHRASES["other"] + PHRASES["same"])
 
 
 class Row(NamedTuple):
@@ -69,7 +72,7 @@ def block_pieces(rng: random.Random, problem: Problem, slips: Iterable[bool]) ->
 
 def sample_texts(seed: int, count: int) -> Iterator[str]:
     """Yields texts of `count` training problems, and lists of numbers so that every number becomes one token."""
-    yield from [" ".join(["", *map(str, range(w.LARGEST + 1))])] * 200
+    yield from [" ".join(["", *map(str, range(LARGEST + 1))])] * 200
     rng = random.Random(f"tokenizer {seed}")
     for _ in range(count):
         *blocks, merge, answer = block_pieces(rng, draw_problem(rng), (rng.random() < 0.4 for _ in BRANCHES))
@@ -106,7 +109,7 @@ def target_weight(word: str, before: str, role: int, numbers: int) -> float:
         return 6.0 if role == 4 and numbers < MERGE_QUOTES else 5.0 if role == 3 else 4.0 if role == 2 else 3.0
     if bare in COPIED:
         return 8.0 if role < 4 else 3.0
-    if bare in w.LETTERS and word.startswith(" "):
+    if bare in LETTERS and word.startswith(" "):
         return 6.0
     if role == 4 and bare in VERDICTS:
         return 8.0

@@ -4,17 +4,26 @@ A problem is a start and two to six gains or losses, no two with the same verb o
 the order of the story, gains first, and losses first; merge quotes the three results, keeps the majority (the first
 branch where all differ) and walks the choices to the one that fits; the answer is its letter. Everything is drawn from
 a `random.Random` that the caller passes; no token is read here.
+
+`wordings.json` holds every phrase: a slot's phrases are equally likely. Many natural phrases of equal probability are
+the point: a model trained on them has many near ties, so its greedy choices are as sensitive to rounding as those of a
+model of real text. Placeholders: `{N}` name, `{P}` pronoun, `{h}` possessive, `{o}` object, `{s}` number or letter.
 """
 
 import hashlib
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
-from experiments.demo import wordings as w
-
+PHRASES: dict[str, list[str]] = json.loads((Path(__file__).parent / "wordings.json").read_text(encoding="utf-8"))
+NAMES = PHRASES["she_names"] + PHRASES["he_names"]
+LETTERS = ("A", "B", "C", "D")
+ORDINALS = (("first", "second", "third"), ("one", "two", "three"))
+LARGEST = 79  # the largest number that any text contains
 SMALLEST_TOTAL, LARGEST_TOTAL = 1, 60
 FEWEST_EVENTS, MOST_EVENTS, MOST_FILLERS = 2, 6, 5
 HELD_OUT_BUCKETS = 16
@@ -57,6 +66,11 @@ class Problem:
         return self.start + sum(self.amounts)
 
 
+def phrase(rng: random.Random, slot: str, **words: object) -> str:
+    """Draws a phrase of a slot and fills its placeholders."""
+    return rng.choice(PHRASES[slot]).format(**words)
+
+
 def ordered(amounts: Sequence[int], branch: str) -> tuple[int, ...]:
     """Returns the indices of the events in the order in which `branch`, a name of `BRANCHES`, works through them."""
     turn = {"story": 0, "gains": -1, "losses": 1}[branch]  # a stable sort: gains and losses keep the story's order
@@ -94,7 +108,7 @@ def draw_choices(rng: random.Random, result: int, amounts: Sequence[int]) -> lis
     for offsets in ([-amount for amount in amounts], [-2 * amount for amount in amounts], SLIPS):
         fresh: list[int] = []
         while not fresh:
-            fresh = [n for n in (result + o for o in offsets) if 0 <= n <= w.LARGEST and n not in chosen]
+            fresh = [n for n in (result + o for o in offsets) if 0 <= n <= LARGEST and n not in chosen]
             if not fresh:  # every one was taken or out of range: another small slip
                 offsets = [rng.randint(-12, 12)]
         chosen.append(rng.choice(fresh))
@@ -110,26 +124,26 @@ def draw_problem(
         start, amounts = draw_arithmetic(rng, rng.randint(FEWEST_EVENTS, most_events))
         if held_out(start, amounts) == holdout:
             break
-    name, item, result = rng.choice(w.NAMES), rng.choice(w.OBJECTS), start + sum(amounts)
+    name, item, result = rng.choice(NAMES), phrase(rng, "objects"), start + sum(amounts)
     numbers = draw_choices(rng, result, amounts)
-    gain_verbs, loss_verbs = (iter(rng.sample(verbs, MOST_EVENTS)) for verbs in (w.GAIN_VERBS, w.LOSS_VERBS))
+    gain_verbs, loss_verbs = (iter(rng.sample(PHRASES[f"{side}_verbs"], MOST_EVENTS)) for side in ("gain", "loss"))
     events = tuple(Event(next(gain_verbs if amount > 0 else loss_verbs), amount) for amount in amounts)
-    pronoun, possessive = ("She", "her") if name in w.SHE_NAMES else ("He", "his")
+    pronoun, possessive = ("She", "her") if name in PHRASES["she_names"] else ("He", "his")
     words = {"N": name, "o": item, "P": pronoun, "h": possessive, "s": start}
     question = draw_question(rng, events, words, rng.randint(0, most_fillers))
     choices = tuple(f"{number} {item}" for number in numbers)
-    return Problem(name, item, start, events, question, choices, w.LETTERS[numbers.index(result)])
+    return Problem(name, item, start, events, question, choices, LETTERS[numbers.index(result)])
 
 
 def draw_question(rng: random.Random, events: Sequence[Event], words: Mapping[str, object], fillers: int) -> str:
     """Draws the story: the start, one sentence per event, filler sentences among them, and the question."""
     sentences = [
-        f"{rng.choice(w.EVENT_OPENINGS).format(**words)} {verb} {abs(amount)} {rng.choice(w.TAILS)}."
+        f"{phrase(rng, 'event_openings', **words)} {verb} {abs(amount)} {phrase(rng, 'tails')}."
         for verb, amount in events
     ]
-    for filler in rng.sample(w.FILLERS, fillers):
+    for filler in rng.sample(PHRASES["fillers"], fillers):
         sentences.insert(rng.randint(0, len(sentences)), filler.format(**words))
-    return " ".join([rng.choice(w.STARTS).format(**words), *sentences, rng.choice(w.QUESTIONS).format(**words)])
+    return " ".join([phrase(rng, "starts", **words), *sentences, phrase(rng, "questions", **words)])
 
 
 def branch_pieces(rng: random.Random, problem: Problem, branch: str, slip: bool = False) -> tuple[list[Piece], int]:
@@ -137,21 +151,21 @@ def branch_pieces(rng: random.Random, problem: Problem, branch: str, slip: bool 
     words = {"N": problem.name, "o": problem.item}
     events = [problem.events[index] for index in ordered(problem.amounts, branch)]
     slip_at = rng.randrange(len(events)) if slip else -1
-    intro = f"{rng.choice(w.BRANCH_INTROS[branch])} {rng.choice(w.BRANCH_STARTS).format(s=problem.start, **words)}"
+    intro = f"{phrase(rng, f'{branch}_intros')} {phrase(rng, 'branch_starts', s=problem.start, **words)}"
     pieces, total = [Piece(intro)], problem.start
     for index, event in enumerate(events):
         gain, size = event.amount > 0, abs(event.amount)
         if branch != "story" and index and gain != (events[index - 1].amount > 0):
-            pieces.append(Piece(" " + rng.choice(w.TURNS["gains" if gain else "losses"])))
+            pieces.append(Piece(" " + phrase(rng, "gains_turns" if gain else "losses_turns")))
         before, total = total, total + event.amount
         if index == slip_at:
             total = rng.choice([total + off for off in SLIPS if 0 <= total + off <= LARGEST_TOTAL])
-        line = f" {rng.choice(w.STEP_OPENINGS)} {event.verb} {size},"
-        pieces.append(Piece(f"{line} {rng.choice(w.EQUATIONS)} {before} {'+' if gain else '-'} {size} ="))
+        line = f" {phrase(rng, 'step_openings')} {event.verb} {size}, {phrase(rng, 'equations')}"
+        pieces.append(Piece(f"{line} {before} {'+' if gain else '-'} {size} ="))
         pieces += [Piece(f" {total}", planted=index == slip_at), Piece(".")]
-        if not 0 <= total <= w.LARGEST:
+        if not 0 <= total <= LARGEST:
             return branch_pieces(rng, problem, branch, slip)  # the slip led out of range: draw another
-    pieces.append(Piece(" " + rng.choice(w.BRANCH_ENDS).format(s=total, **words)))
+    pieces.append(Piece(" " + phrase(rng, "branch_ends", s=total, **words)))
     return pieces, total
 
 
@@ -167,26 +181,25 @@ def merge_pieces(rng: random.Random, problem: Problem, results: Sequence[int]) -
     The first word is always the same; the many wordings start with the second, so that the first greedy choice after
     the boundary is never a near tie. "18 fits" is said of the kept result first and then of the choice that equals it.
     """
-    kept, ordinals = kept_result(results), rng.choice(w.ORDINALS)
+    kept, ordinals = kept_result(results), rng.choice(ORDINALS)
     first, second, third = (f"{order} {result}" for order, result in zip(ordinals, results, strict=True))
-    quotes = f"{first}{rng.choice(w.SEPARATORS)}{second}{rng.choice(w.SEPARATORS)}{third}"
-    agreement = rng.choice({1: w.AGREE_ALL, 2: w.AGREE_TWO, 3: w.AGREE_NONE}[len(set(results))])
-    numbers, fits = [int(choice.split()[0]) for choice in problem.choices], rng.choice(w.SAME)
-    chosen = w.LETTERS[min(range(4), key=lambda index: (abs(numbers[index] - kept), index))]
-    lines = [
-        f"{w.MERGE_FIRST} {rng.choice(w.MERGE_OPENINGS)} {quotes}. {agreement} {kept} {problem.item}, so {kept} {fits}."
-    ]
-    for letter, number in zip(w.LETTERS, numbers, strict=True):
-        line = f"{letter}. {number} {fits if number == kept else rng.choice(w.OTHER)},"
+    quotes = f"{first}{phrase(rng, 'separators')}{second}{phrase(rng, 'separators')}{third}"
+    agreement = phrase(rng, f"agreement_{len(set(results))}")  # named by the number of different results
+    numbers, fits = [int(choice.split()[0]) for choice in problem.choices], phrase(rng, "same")
+    chosen = LETTERS[min(range(4), key=lambda index: (abs(numbers[index] - kept), index))]
+    opening = f"The {phrase(rng, 'merge_openings')} {quotes}."
+    lines = [f"{opening} {agreement} {kept} {problem.item}, so {kept} {fits}."]
+    for letter, number in zip(LETTERS, numbers, strict=True):
+        line = f"{letter}. {number} {fits if number == kept else phrase(rng, 'other')},"
         if number == kept:
-            lines.append(f"{line} {rng.choice(w.CONCLUSIONS)} {letter}. {rng.choice(w.ENDS)}")
+            lines.append(f"{line} {phrase(rng, 'conclusions')} {letter}. {phrase(rng, 'ends')}")
             break
-        lines.append(f"{line} {rng.choice(w.OUR_VERBS)} {kept} {problem.item}.")
+        lines.append(f"{line} {phrase(rng, 'our_verbs')} {kept} {problem.item}.")
     else:
-        lines.append(f"{rng.choice(w.NEAREST)} {chosen}. {rng.choice(w.ENDS)}")
+        lines.append(f"{phrase(rng, 'nearest')} {chosen}. {phrase(rng, 'ends')}")
     return [Piece("\n".join(lines))], chosen
 
 
 def answer_pieces(rng: random.Random, letter: str) -> list[Piece]:
     """Draws the answer block's text."""
-    return [Piece(rng.choice(w.ANSWERS).format(s=letter))]
+    return [Piece(phrase(rng, "answers", s=letter))]

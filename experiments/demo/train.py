@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from experiments.demo.corpus import POOL_BATCHES, Batch, collate, held_out_tasks, train_tokenizer, training_pool
 from experiments.demo.model import config_json, initial_weights, loss_sum, write_checkpoint
-from experiments.run.exits import DONE, run_command
+from experiments.run.exits import DONE, as_command
 from experiments.run.ledger import write_whole
 from minimodel.config_file import read_config
 from minimodel.decoder import Decoder
@@ -166,14 +166,11 @@ def train(out: Path, plan: Plan, threads: int, save_every: int, stop: int | None
 @click.option("--batch", type=click.IntRange(1), default=10, show_default=True, help="Problems per optimizer step.")
 @click.option("--threads", type=click.IntRange(1, 1024), default=2, show_default=True, help="CPU threads to use.")
 @click.option("--save-every", type=click.IntRange(1), default=100, show_default=True, help="Steps between saves.")
-def main(out: Path, seed: int, steps: int, batch: int, threads: int, save_every: int) -> None:
+@as_command("experiments.demo.train", resumes=True)
+def main(out: Path, seed: int, steps: int, batch: int, threads: int, save_every: int) -> int:
     """Train the demo checkpoint on seeded synthetic word problems. The same command again resumes."""
-
-    def command() -> int:
-        train(out, Plan(seed, steps, batch), threads, save_every)
-        return DONE
-
-    run_command(command, "experiments.demo.train")
+    train(out, Plan(seed, steps, batch), threads, save_every)
+    return DONE
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from decode.contract import CLOSE, OPEN
-from experiments.demo import wordings as w
 from experiments.demo.corpus import (
     CAPS,
     LENGTH_MULTIPLE,
@@ -17,7 +16,7 @@ from experiments.demo.corpus import (
     training_pool,
     training_row,
 )
-from experiments.demo.problems import Piece, draw_problem
+from experiments.demo.problems import LARGEST, Piece, draw_problem
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def rows(tokenizer):
 
 
 def test_every_number_is_one_token_and_delimiters_are_special_ones(tokenizer):
-    assert all(len(tokenizer.encode(f" {number}").ids) == 1 for number in range(w.LARGEST + 1))
+    assert all(len(tokenizer.encode(f" {number}").ids) == 1 for number in range(LARGEST + 1))
     for name in OPEN + CLOSE:
         assert tokenizer.encode(name).ids == [tokenizer.token_to_id(name)]
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}

@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from experiments.demo import wordings as w
 from experiments.demo.corpus import held_out_tasks
 from experiments.demo.problems import (
     BRANCHES,
+    LETTERS,
+    PHRASES,
     branch_pieces,
     draw_problem,
     held_out,
@@ -56,7 +57,7 @@ def test_story_gives_the_arithmetic_no_verb_or_size_twice_and_the_right_letter()
         choices = numbers(problem.choices)
         assert len(set(choices)) == 4 and choices["ABCD".index(problem.answer)] == start + sum(events)
     answers = [problem.answer for problem in problems]
-    assert all(400 < answers.count(letter) < 600 for letter in w.LETTERS)
+    assert all(400 < answers.count(letter) < 600 for letter in LETTERS)
     # the control: a changed number is noticed
     size = abs(problems[0].amounts[0])
     changed = re.sub(rf"\b{size} (at|in|on|near|by|during)\b", rf"{size + 1} \1", problems[0].question, count=1)
@@ -114,7 +115,7 @@ def test_merge_quotes_keeps_and_walks_the_choices_to_the_fitting_one():
         assert found[5::2] == walked and found[6::2] == [problem.result] * (len(walked) - 1)
         assert re.findall(r" ([A-D])\.", text(pieces)) == [letter] == [problem.answer]
         verdicts = re.findall(r"^[A-D]\. \d+ (\w+),", text(pieces), flags=re.MULTILINE)
-        assert [verdict in w.SAME for verdict in verdicts] == [choice == problem.result for choice in walked]
+        assert [verdict in PHRASES["same"] for verdict in verdicts] == [choice == problem.result for choice in walked]
         assert f"so {problem.result} {verdicts[-1]}." in text(pieces)
 
 
