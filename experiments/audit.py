@@ -19,7 +19,7 @@ import click
 
 from experiments.report.summaries import run_report
 from experiments.run.directory import Run, RunDirectory, read_finished
-from experiments.run.exits import DONE, GATE_FAILED, run_command, say
+from experiments.run.exits import DONE, GATE_FAILED, as_command, say
 from experiments.run.ledger import compare_leaves, leaves, row_key, without
 from experiments.run.options import SCHEMA, code_sha256
 from experiments.run.records import Manifest, Row, RowExtra, Summary
@@ -222,18 +222,16 @@ def write_audit(out: Path, left: Run, right: Run, rows: list[Row], summary: Summ
 @click.argument("left", metavar="A", type=click.Path(path_type=Path))
 @click.argument("right", metavar="B", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Also write the audit as a run directory.")
-def main(left: Path, right: Path, out: Path | None) -> None:
-    def body() -> int:
-        started = time.monotonic()
-        sides = read_finished(left)[0], read_finished(right)[0]
-        rows, summary = audit(*sides)
-        if out is not None:
-            write_audit(out, *sides, rows, summary, started)
-        for line in audit_lines(summary):
-            say(line)
-        return DONE if summary["passed"] else GATE_FAILED
-
-    run_command(body, "experiments.audit")
+@as_command("experiments.audit", resumes=True)
+def main(left: Path, right: Path, out: Path | None) -> int:
+    started = time.monotonic()
+    sides = read_finished(left)[0], read_finished(right)[0]
+    rows, summary = audit(*sides)
+    if out is not None:
+        write_audit(out, *sides, rows, summary, started)
+    for line in audit_lines(summary):
+        say(line)
+    return DONE if summary["passed"] else GATE_FAILED
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from decode.stepper import Stepper
 from experiments.report.plain import render_text
 from experiments.report.sections import MACHINE_SCHEMA, machine_blocks
 from experiments.run.costs import StreamingRead
-from experiments.run.exits import DONE, one_line, run_command
+from experiments.run.exits import DONE, as_command, one_line
 from experiments.run.ledger import write_whole
 from experiments.run.options import DEVICE, THREADS, checkpoint_option
 from minimodel.checkpoint import Checkpoint, file_digests, open_checkpoint
@@ -122,16 +122,14 @@ def step_seconds(model: Decoder, contract: Contract) -> float:
 @THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print machine.json's object instead of the table.")
 @click.option("--out", type=FILE, default=OUT, show_default=True, metavar="FILE", help="File to write or overwrite.")
-def main(checkpoint: Path, device: str, threads: int, as_json: bool, out: Path) -> None:
-    def body() -> int:
-        document = machine(open_checkpoint(checkpoint), device, threads)
-        text = json.dumps(document, indent=1, allow_nan=False)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, text + "\n")
-        click.echo(text if as_json else f"{render_text(machine_blocks(document))}machine: {out}")
-        return DONE
-
-    run_command(body, "experiments.machine", resumes=False)
+@as_command("experiments.machine")
+def main(checkpoint: Path, device: str, threads: int, as_json: bool, out: Path) -> int:
+    document = machine(open_checkpoint(checkpoint), device, threads)
+    text = json.dumps(document, indent=1, allow_nan=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, text + "\n")
+    click.echo(text if as_json else f"{render_text(machine_blocks(document))}machine: {out}")
+    return DONE
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from experiments.run.exits import DONE, run_command
+from experiments.run.exits import DONE, as_command
 from experiments.run.tasks import read_records
 from minimodel.errors import InputError
 from stats.endpoints import compare_results
@@ -33,7 +33,8 @@ _ABSENT = object()
 )
 @click.option("--seed", default=SEED, show_default=True, type=click.IntRange(min=0), help="Seed of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
-def main(left: Path, right: Path, id_field: str, correct_field: str, seed: int, as_json: bool) -> None:
+@as_command("experiments.paired")
+def main(left: Path, right: Path, id_field: str, correct_field: str, seed: int, as_json: bool) -> int:
     """Compare the per-item results LEFT and RIGHT, joined by id and never by order.
 
     A file is JSONL, or CSV where its name ends in .csv. Prints both accuracies with Wilson 95 % intervals, the paired
@@ -43,17 +44,13 @@ def main(left: Path, right: Path, id_field: str, correct_field: str, seed: int, 
 
     Exit code 2: a file is malformed, an id is missing or repeated, or the two sides have different ids.
     """
-
-    def body() -> int:
-        sides = [read_labels(path, id_field, correct_field) for path in (left, right)]
-        result = compare_results(sides[0], sides[1], seed=seed)
-        if as_json:
-            click.echo(json.dumps(result, indent=2, allow_nan=False))
-        else:
-            _print_lines(result)
-        return DONE
-
-    run_command(body, "experiments.paired", resumes=False)
+    sides = [read_labels(path, id_field, correct_field) for path in (left, right)]
+    result = compare_results(sides[0], sides[1], seed=seed)
+    if as_json:
+        click.echo(json.dumps(result, indent=2, allow_nan=False))
+    else:
+        _print_lines(result)
+    return DONE
 
 
 def read_labels(path: Path, id_field: str, correct_field: str) -> dict[str, bool]:

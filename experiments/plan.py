@@ -15,7 +15,7 @@ import click
 from experiments.report.blocks import Table
 from experiments.report.plain import markdown_table
 from experiments.run import costs
-from experiments.run.exits import DONE, run_command
+from experiments.run.exits import DONE, as_command
 from experiments.run.options import with_options
 from minimodel.checkpoint import CONFIG
 from minimodel.config import ModelConfig
@@ -102,33 +102,31 @@ OPTIONS = [
 
 @click.command(help=__doc__)
 @partial(with_options, options=OPTIONS)
+@as_command("experiments.plan")
 def main(
     checkpoint: Path | None, config: Path | None, model: str | None, dtypes: tuple[str, ...],
     prefix: int | None, suffix: int, bandwidth: float | None, tflops: float | None,
-) -> None:  # fmt: skip
-    def body() -> int:
-        if tflops is not None and bandwidth is None:
-            raise InputError("--tflops: expected --bandwidth beside it, found none")
-        if sum(option is not None for option in (checkpoint, config, model)) > 1:
-            raise InputError("plan: expected at most one of --checkpoint, --config and --preset, found several")
-        file = config if checkpoint is None else checkpoint / CONFIG
-        configs = PRESETS if model is None else {model: PRESETS[model]}
-        if file is not None:
-            configs = {str(checkpoint or config): read_config(read_json_object(file), str(file))}
-        context = min(config.max_position_embeddings for config in configs.values())
-        length = max(1, min(PREFIX, context - suffix)) if prefix is None else prefix
-        if length + suffix > context:
-            raise refuse("prefix and suffix", f"at most max_position_embeddings {context} tokens", length + suffix)
-        lines = [
-            {"model": name, "dtype": dtype, **plan_line(config, dtype, length, suffix, (bandwidth or 0, tflops))}
-            for name, config in configs.items()
-            for dtype in dtypes or DTYPES
-        ]
-        caption = f"Rows of {length} prefix and {suffix} suffix tokens, two copies; decimal units"
-        click.echo(markdown_table(Table(caption, list(lines[0]), [list(line.values()) for line in lines])))
-        return DONE
-
-    run_command(body, "experiments.plan", resumes=False)
+) -> int:  # fmt: skip
+    if tflops is not None and bandwidth is None:
+        raise InputError("--tflops: expected --bandwidth beside it, found none")
+    if sum(option is not None for option in (checkpoint, config, model)) > 1:
+        raise InputError("plan: expected at most one of --checkpoint, --config and --preset, found several")
+    file = config if checkpoint is None else checkpoint / CONFIG
+    configs = PRESETS if model is None else {model: PRESETS[model]}
+    if file is not None:
+        configs = {str(checkpoint or config): read_config(read_json_object(file), str(file))}
+    context = min(config.max_position_embeddings for config in configs.values())
+    length = max(1, min(PREFIX, context - suffix)) if prefix is None else prefix
+    if length + suffix > context:
+        raise refuse("prefix and suffix", f"at most max_position_embeddings {context} tokens", length + suffix)
+    lines = [
+        {"model": name, "dtype": dtype, **plan_line(config, dtype, length, suffix, (bandwidth or 0, tflops))}
+        for name, config in configs.items()
+        for dtype in dtypes or DTYPES
+    ]
+    caption = f"Rows of {length} prefix and {suffix} suffix tokens, two copies; decimal units"
+    click.echo(markdown_table(Table(caption, list(lines[0]), [list(line.values()) for line in lines])))
+    return DONE
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import click
 
 from experiments.run import options
 from experiments.run.directory import SUMMARY
-from experiments.run.exits import BAD_INPUT, INTERRUPTED, run_command
+from experiments.run.exits import BAD_INPUT, INTERRUPTED, as_command
 from minimodel.checkpoint import open_checkpoint
 from minimodel.files import read_json_object
 from minimodel.numerics import NumericContract
@@ -146,16 +146,14 @@ OPTIONS: list[options.Decorator] = [
 
 @click.command(help=__doc__)
 @partial(options.with_options, options=OPTIONS)
-def main(root: Path, later: Path, limit: int | None, skipped: tuple[str, ...], **given: Any) -> None:
-    def body() -> int:
-        config = open_checkpoint(given["checkpoint"]).config
-        numeric = {name: given[name] for name in (*NUMERIC, "reduced_precision")}
-        for dtype in ("bf16", "fp32"):  # here, so that every step runs in one environment
-            require_usable(NumericContract(dtype, **numeric), config)
-        steps = study_steps(root, later, limit, given)
-        return run_study(root, [step for step in steps if step.name not in skipped], given["quiet"])
-
-    run_command(body, "experiments.study")
+@as_command("experiments.study", resumes=True)
+def main(root: Path, later: Path, limit: int | None, skipped: tuple[str, ...], **given: Any) -> int:
+    config = open_checkpoint(given["checkpoint"]).config
+    numeric = {name: given[name] for name in (*NUMERIC, "reduced_precision")}
+    for dtype in ("bf16", "fp32"):  # here, so that every step runs in one environment
+        require_usable(NumericContract(dtype, **numeric), config)
+    steps = study_steps(root, later, limit, given)
+    return run_study(root, [step for step in steps if step.name not in skipped], given["quiet"])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from decode.contract import Contract, contract_document, delimiter_names
 from experiments.adapt.added import Delimiters, add_delimiters, converted_table, made_table
 from experiments.adapt.stream import Planned, plan_bytes, with_rows, write_stream
-from experiments.run.exits import DONE, run_command
+from experiments.run.exits import DONE, as_command
 from experiments.run.ledger import sha256_file
 from minimodel.checkpoint import CONFIG, CONTRACT, ROLE_TABLE, SINGLE, TOKENIZER, Checkpoint, open_checkpoint
 from minimodel.errors import InputError
@@ -167,16 +167,14 @@ cap_option = partial(shown_option, type=click.IntRange(1, 1 << 20))
 @cap_option("--branch-cap", default=768, help="Content tokens that each branch may hold.")
 @cap_option("--merge-cap", default=512, help="Content tokens that merge may hold.")
 @cap_option("--answer-cap", default=64, help="Content tokens that the answer may hold.")
-def main(base: Path, out: Path, **given: Any) -> None:
-    def body() -> int:
-        choices = Choices(**given)
-        if choices.role_table is not None and choices.role_std:
-            raise InputError("--role-table: expected no --role-std beside it, found one")
-        for line in (*adapt(base, out, choices), f"adapted: {out}"):
-            click.echo(line)
-        return DONE
-
-    run_command(body, "experiments.adapt", resumes=False)
+@as_command("experiments.adapt")
+def main(base: Path, out: Path, **given: Any) -> int:
+    choices = Choices(**given)
+    if choices.role_table is not None and choices.role_std:
+        raise InputError("--role-table: expected no --role-std beside it, found one")
+    for line in (*adapt(base, out, choices), f"adapted: {out}"):
+        click.echo(line)
+    return DONE
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from experiments.crosscheck.compare import (
 )
 from experiments.crosscheck.explain import Rerun, explain_files, explain_row
 from experiments.run.directory import INFORMATION, Run, read_run
-from experiments.run.exits import DONE, GATE_FAILED, run_command, say
+from experiments.run.exits import DONE, GATE_FAILED, as_command, say
 from experiments.run.ledger import compare_leaves, without
 from minimodel.errors import InputError, refuse
 
@@ -148,26 +148,24 @@ def print_report(report: dict[str, Any], quiet: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
 @click.option("--quiet", is_flag=True, help="No line for rows that are equal.")
+@as_command("experiments.crosscheck")
 def main(
     left: Path, right: Path, checkpoint: Path | None, no_rerun: bool, explain: int, as_json: bool, quiet: bool
-) -> None:
-    def body() -> int:
-        if no_rerun and checkpoint is not None:
-            raise InputError("--no-rerun: expected no --checkpoint beside it, found one")
-        if left.is_dir() and right.is_dir():
-            report = crosscheck_runs(left, right, checkpoint, not no_rerun, explain)
-        elif left.is_file() and right.is_file():
-            report = crosscheck_files(left, right, checkpoint)
-        else:
-            kinds = ["a directory" if p.is_dir() else "a file" if p.is_file() else "nothing" for p in (left, right)]
-            raise refuse("A and B", "two run directories or two files", " and ".join(kinds))
-        if as_json:
-            click.echo(json.dumps(report, indent=1, allow_nan=False))
-        else:
-            print_report(report, quiet)
-        return DONE if report["equal"] else GATE_FAILED
-
-    run_command(body, "experiments.crosscheck", resumes=False)
+) -> int:
+    if no_rerun and checkpoint is not None:
+        raise InputError("--no-rerun: expected no --checkpoint beside it, found one")
+    if left.is_dir() and right.is_dir():
+        report = crosscheck_runs(left, right, checkpoint, not no_rerun, explain)
+    elif left.is_file() and right.is_file():
+        report = crosscheck_files(left, right, checkpoint)
+    else:
+        kinds = ["a directory" if p.is_dir() else "a file" if p.is_file() else "nothing" for p in (left, right)]
+        raise refuse("A and B", "two run directories or two files", " and ".join(kinds))
+    if as_json:
+        click.echo(json.dumps(report, indent=1, allow_nan=False))
+    else:
+        print_report(report, quiet)
+    return DONE if report["equal"] else GATE_FAILED
 
 
 if __name__ == "__main__":

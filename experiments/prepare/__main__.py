@@ -25,7 +25,7 @@ from typing import Any
 import click
 
 from decode.text import LETTERS
-from experiments.run.exits import DONE, run_command
+from experiments.run.exits import DONE, as_command
 from experiments.run.ledger import canonical, sha256_file, sha256_text, write_whole
 from experiments.run.tasks import (
     EXPLICIT,
@@ -237,16 +237,14 @@ field = partial(click.option, default="", metavar="FIELD")
 @field("--choices", help="All choices as a list. [default: choices]")
 @field("--answer", help="With choices: letter, index from 0, or text; else a number.")
 @click.option("--keep-order", is_flag=True, help="Leave choices in the source's order (of --choices alone).")
-def main(source: Path, out: Path, holdout: int | None, seed: int, keep_order: bool, **given: Any) -> None:
-    def body() -> int:
-        manifest = prepare(source, out, given, holdout, seed, keep_order)
-        right = ", ".join(f"{letter} {count}" for letter, count in manifest["answers"].items())
-        click.echo(f"{manifest['tasks']} of {manifest['rows']} rows frozen; right answers: {right}")
-        click.echo(f"{manifest['tasks_sha256']}  {TASKS}")
-        click.echo(f"tasks: {out / TASKS}")
-        return DONE
-
-    run_command(body, "experiments.prepare", resumes=False)
+@as_command("experiments.prepare")
+def main(source: Path, out: Path, holdout: int | None, seed: int, keep_order: bool, **given: Any) -> int:
+    manifest = prepare(source, out, given, holdout, seed, keep_order)
+    right = ", ".join(f"{letter} {count}" for letter, count in manifest["answers"].items())
+    click.echo(f"{manifest['tasks']} of {manifest['rows']} rows frozen; right answers: {right}")
+    click.echo(f"{manifest['tasks_sha256']}  {TASKS}")
+    click.echo(f"tasks: {out / TASKS}")
+    return DONE
 
 
 if __name__ == "__main__":

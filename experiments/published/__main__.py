@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from experiments.published.export import CLAIMS, PLAN, export_runs
-from experiments.run.exits import DONE, GATE_FAILED, run_command
+from experiments.run.exits import DONE, GATE_FAILED, as_command
 from minimodel.files import read_json_object
 from stats.published.claims import Claim, recompute
 from stats.published.selection import PanelCheck, rederive_panels
@@ -26,7 +26,8 @@ from stats.published.selection import PanelCheck, rederive_panels
 )
 @click.option("--quiet", is_flag=True, help="Print only what differs, and the closing lines.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-def main(directory: Path, runs: tuple[Path, ...], quiet: bool, as_json: bool) -> None:
+@as_command("experiments.published")
+def main(directory: Path, runs: tuple[Path, ...], quiet: bool, as_json: bool) -> int:
     """Recompute every number of DIR/paper_claims.json from DIR/data/*.csv, and derive the published panels again.
 
     One line per claim: equal or DIFFERS, name, published, recomputed. Equal means the same value of the same type,
@@ -39,11 +40,7 @@ def main(directory: Path, runs: tuple[Path, ...], quiet: bool, as_json: bool) ->
 
     Exit code 0: all agree. 2: DIR cannot be read, is malformed or contradicts itself. 3: a claim or a panel differs.
     """
-    run_command(
-        lambda: _export(runs, directory) if runs else _check(directory, quiet, as_json),
-        "experiments.published",
-        resumes=False,
-    )
+    return _export(runs, directory) if runs else _check(directory, quiet, as_json)
 
 
 def _check(directory: Path, quiet: bool, as_json: bool) -> int:
