@@ -17,7 +17,7 @@ from decode.text import CHAT_TEMPLATE, Chat, TextCodec
 from experiments.run.control import Control, Input, chat_steps, select
 from experiments.run.loop import run
 from experiments.run.options import RunOptions, build_manifest, common_options, dtype_option
-from experiments.run.tasks import SHOWN_ID, Task, load_tasks, refuse_rows
+from experiments.run.tasks import Task, load_tasks, of_each_task
 from minimodel.checkpoint import open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse
@@ -28,21 +28,6 @@ from minimodel.selfcheck import require_usable
 LIMIT = 512  # tokens of a generation, its end-of-sequence token included
 EOS = ("<|im_end|>", "<|endoftext|>")  # what Qwen2.5-Instruct's own generation settings stop at
 MAX_TEMPLATE_BYTES = 1 << 20
-
-
-def encoded(tasks: list[Task], chat: Chat, context: int, path: Path) -> list[list[int]]:
-    """Returns each task's ids. InputError lists every task that cannot be encoded or may exceed the context."""
-    found, faults = [], []
-    for task in tasks:
-        try:
-            ids = chat.encode(task.question, task.choices)
-            if len(ids) + LIMIT > context:
-                raise InputError(f"prompt of {len(ids)} tokens may reach {len(ids) + LIMIT}, context {context}")
-            found.append(ids)
-        except InputError as error:
-            faults.append(f"task {task.id[:SHOWN_ID]!r}: {error}")
-    refuse_rows(path, faults)
-    return found
 
 
 def chat_input(model: Decoder, row: str, prompt: list[int], stop: tuple[int, ...]) -> Input:
@@ -68,7 +53,15 @@ def run_stock(options: RunOptions, dtype: str, template: str, eos: tuple[str, ..
         raise refuse("--eos", f"ids below vocab_size {checkpoint.config.vocab_size}", max(chat.stop))
     assert options.tasks is not None, "this experiment reads tasks"
     tasks, data = load_tasks(options.tasks, None)
-    prompts = encoded(tasks, chat, checkpoint.config.max_position_embeddings, options.tasks)
+    context = checkpoint.config.max_position_embeddings
+
+    def prompt(task: Task) -> list[int]:
+        ids = chat.encode(task.question, task.choices)
+        if len(ids) + LIMIT > context:
+            raise InputError(f"prompt of {len(ids)} tokens may reach {len(ids) + LIMIT}, context {context}")
+        return ids
+
+    prompts = of_each_task(tasks, prompt, options.tasks)
     require_usable(numeric, checkpoint.config)
     model = decoder_from(checkpoint, numeric)
     inputs = [chat_input(model, task.id, ids, chat.stop) for task, ids in zip(tasks, prompts)]

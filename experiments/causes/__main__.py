@@ -10,7 +10,7 @@ kernel gives a query other bits alone than among others.
     python -m experiments.causes
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from cache.build import build_prefill, incremental_steps
 from cache.drift import compare
 from decode.greedy import Steps
 from decode.state import State
-from experiments.causes.measures import Oracle, oracle_entry, rows_alone
-from experiments.causes.rules import FACTORS, causes_summary, closing_lines
+from experiments.causes.measures import fp64_oracle, oracle_entry, rows_alone
+from experiments.causes.rules import FACTORS, causes_summary
 from experiments.run import inputs
 from experiments.run.experiment import Arms, Crossed, gate
 from experiments.run.loop import run
@@ -46,7 +46,7 @@ CHUNKS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 class Causes(Crossed):
     """Both constructions of every prefix under every cell, their suffixes, their drift, and their distance to FP64."""
 
-    oracle: Oracle
+    oracle: Callable[[State], Boundary]  # `fp64_oracle`
     panel: Panel
 
     factor = "cell"
@@ -56,7 +56,7 @@ class Causes(Crossed):
     def boundaries(self, index: int, progress: RowProgress) -> Steps[tuple[Boundary, ...]]:
         model, state = self.model(index), self.state(index)
         progress.arm("oracle")  # made once per prefix, in whichever cell meets it first: no part of that cell's cost
-        self.oracle.at(state)
+        self.oracle(state)
         progress.arm("boundary")
         incremental = yield from incremental_steps(model, state)
         prefill = build_prefill(model, state)
@@ -79,7 +79,7 @@ class Causes(Crossed):
 
     def extra(self, made: Arms) -> RowExtra:
         cell, built = self.part(made.index), {name: arm.boundary for name, arm in made.arms.items()}
-        extra: RowExtra = {"cell": cell, "oracle": oracle_entry(built, self.oracle.at(made.state))}
+        extra: RowExtra = {"cell": cell, "oracle": oracle_entry(built, self.oracle(made.state))}
         if cell.partition("/")[2] in CHUNKED:
             extra["chunks"] = chunk_curve(self.model(made.index), built["incremental"], made.state)
         return extra
@@ -93,7 +93,21 @@ class Causes(Crossed):
         return causes_summary(rows, list(self.models.numeric), self.panel, alone)
 
     def closing(self, summary: Summary) -> list[str]:
-        return closing_lines(summary)
+        """Returns the head, the cells that were left out, and one line per dtype and endpoint."""
+        gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
+        lines = [f"causes: {summary['rows']} cell rows, gates {gates}"]
+        lines += [f"left out: {cell}: {reason}" for cell, reason in summary["left_out"].items()]
+        for dtype, endpoints in summary["verdicts"].items():
+            for endpoint, found in endpoints.items():
+                causes = []
+                for factor in ("attention", "linear"):
+                    words = [word if found[factor][word] else f"not {word}" for word in ("necessary", "sufficient")]
+                    causes.append(f"{factor} {', '.join(words)}")
+                lines.append(
+                    f"{dtype} {endpoint}: {found['default_differs']} rows differ by default, "
+                    f"{found['invariant_differs']} with both kernels invariant; {'; '.join(causes)}"
+                )
+        return lines
 
 
 def invariant(numeric: NumericContract) -> bool:
@@ -147,7 +161,7 @@ def main(options: RunOptions, dtypes: tuple[str, ...], named: tuple[str, ...], r
     wanted = rows if options.limit is None else min(rows, options.limit)
     prefixes = inputs.select_spread(bank.prefixes, wanted)
     tasks, _, data = session.bank_tasks(prefixes)
-    oracle = Oracle(session.models.checkpoint, options.device, options.threads)
+    oracle = fp64_oracle(session.models.checkpoint, options.device, options.threads)
     panel = inputs.spread_record(inputs.SPREAD, prefixes, wanted, len(bank.prefixes))
     panel |= {"cells": list(crossed), "left_out": without}
     causes = Causes(session.models, tasks, session.states(prefixes), oracle, panel)

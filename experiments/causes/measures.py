@@ -8,6 +8,7 @@ that it has in the whole call.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from minimodel.attention import ATTENTION_KERNELS, repeat_heads
 from minimodel.bits import at_least_fp32, same_bits
 from minimodel.checkpoint import Checkpoint
 from minimodel.config import ModelConfig
-from minimodel.decoder import Decoder
 from minimodel.load import decoder_from
 from minimodel.numerics import NumericContract
 from minimodel.roles import MERGE, causal_mask
@@ -31,21 +31,21 @@ Operation = Callable[[int, int], Tensor]  # queries i to j-1 over keys 0 to j-1 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, float]  # query, keys, values, mask, scaling of an attention kernel
 
 
-class Oracle:
-    """Boundaries of one checkpoint in FP64 under the eager kernel, built at first use and kept by prefix."""
+def fp64_oracle(checkpoint: Checkpoint, device: str, threads: int) -> Callable[[State], Boundary]:
+    """Returns a function of a prefix: its FP64 boundary under the eager kernel, in one copy, as no bits are compared.
 
-    def __init__(self, checkpoint: Checkpoint, device: str, threads: int) -> None:
-        self._checkpoint = checkpoint
-        self._numeric = NumericContract("fp64", device, attention="eager", threads=threads)
-        self._model: Decoder | None = None
-        self._kept: dict[tuple[int, ...], Boundary] = {}
+    The model is loaded at the first call, and boundaries are kept by prefix.
+    """
+    numeric = NumericContract("fp64", device, attention="eager", threads=threads)
+    model = cache(partial(decoder_from, checkpoint, numeric))
+    kept: dict[tuple[int, ...], Boundary] = {}
 
-    def at(self, state: State) -> Boundary:
-        """Returns the FP64 boundary of a prefix, in one copy: no bits are compared with it."""
-        if state.tokens not in self._kept:
-            self._model = self._model or decoder_from(self._checkpoint, self._numeric)
-            self._kept[state.tokens] = build_prefill(self._model, state, copies=1)
-        return self._kept[state.tokens]
+    def boundary(state: State) -> Boundary:
+        if state.tokens not in kept:
+            kept[state.tokens] = build_prefill(model(), state, copies=1)
+        return kept[state.tokens]
+
+    return boundary
 
 
 def oracle_entry(built: dict[str, Boundary], oracle: Boundary) -> dict[str, Any]:
@@ -54,12 +54,12 @@ def oracle_entry(built: dict[str, Boundary], oracle: Boundary) -> dict[str, Any]
     """
     eligible = oracle.state.contract.eligible[MERGE].to(oracle.logits.device)
     token, top, second = best_two(oracle.logits, eligible)
-    *cache, logits = oracle.tensors()
+    *oracle_cache, logits = oracle.tensors()
     arms = {}
     for name, boundary in built.items():
         *my_cache, my_logits = boundary.tensors()
         arms[name] = {
-            "cache_relative_l2": _relative_l2(my_cache, cache),
+            "cache_relative_l2": _relative_l2(my_cache, oracle_cache),
             "logits_relative_l2": _relative_l2([my_logits], [logits]),
             "argmax_equal": best_two(boundary.logits, eligible)[0] == token,
         }

@@ -142,21 +142,3 @@ def margins(rows: Sequence[Row], dtype: str) -> dict[str, Any]:
         "spearman_rows": len(firsts),
         "tied_steps": sum(margin == 0 for margin in free) / len(free) if free else None,
     }
-
-
-def closing_lines(summary: Summary) -> list[str]:
-    """Returns the lines for stdout: one per dtype and endpoint, after the head."""
-    gates = "all passed" if summary["passed"] else f"FAILED on {len(summary['failed_rows'])} rows"
-    lines = [f"causes: {summary['rows']} cell rows, gates {gates}"]
-    lines += [f"left out: {cell}: {reason}" for cell, reason in summary["left_out"].items()]
-    for dtype, endpoints in summary["verdicts"].items():
-        for endpoint, found in endpoints.items():
-            causes = []
-            for factor in ("attention", "linear"):
-                words = [word if found[factor][word] else f"not {word}" for word in ("necessary", "sufficient")]
-                causes.append(f"{factor} {', '.join(words)}")
-            lines.append(
-                f"{dtype} {endpoint}: {found['default_differs']} rows differ by default, "
-                f"{found['invariant_differs']} with both kernels invariant; {'; '.join(causes)}"
-            )
-    return lines

@@ -5,11 +5,11 @@ A task file holds JSON lines with id, question, choices and answer. Every row is
 its place.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from decode.contract import Contract
 from decode.state import State, token_digest
@@ -26,6 +26,7 @@ MAX_TASK_BYTES = 64 * 1024 * 1024  # a million short rows; read, they take about
 MAX_LINE_BYTES = 1024 * 1024  # far beyond any context; the tokenizer would need a hundred times as much
 KEYS, ANSWER, INDEX, TEXT = {"id", "question", "choices"}, "answer", "answer_index", "answer_text"
 EXPLICIT = (INDEX, TEXT)
+Made = TypeVar("Made")
 SHOWN, SHOWN_ID = 12, 60  # offending rows listed in a message; characters of an id
 
 
@@ -216,21 +217,30 @@ def _parse(raw: dict[str, Any]) -> Task | str:
     return fault if answer is None else Task(raw["id"], raw["question"], tuple(choices), answer)
 
 
-def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Path) -> list[State]:
-    """Returns the prompt state of each task. InputError lists every task whose longest possible row exceeds the
-    context."""
-    states, faults = [], []
+def of_each_task(tasks: Sequence[Task], make: Callable[[Task], Made], path: Path) -> list[Made]:
+    """Returns what `make` returns for each task. InputError lists every task for which it raises one."""
+    made, faults = [], []
     for task in tasks:
         try:
-            state = State.prompt(contract, task.question, task.choices)
-            states.append(state)
-            longest = longest_row([state])
-            if longest > context:
-                raise InputError(f"prompt of {len(state)} tokens may reach {longest}, context {context}")
+            made.append(make(task))
         except InputError as error:
             faults.append(f"task {task.id[:SHOWN_ID]!r}: {error}")
     refuse_rows(path, faults)
-    return states
+    return made
+
+
+def prompt_states(tasks: list[Task], contract: Contract, context: int, path: Path) -> list[State]:
+    """Returns the prompt state of each task. InputError lists every task whose longest possible row exceeds the
+    context."""
+
+    def prompt_state(task: Task) -> State:
+        state = State.prompt(contract, task.question, task.choices)
+        longest = longest_row([state])
+        if longest > context:
+            raise InputError(f"prompt of {len(state)} tokens may reach {longest}, context {context}")
+        return state
+
+    return of_each_task(tasks, prompt_state, path)
 
 
 def longest_row(states: Sequence[State]) -> int:
