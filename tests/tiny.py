@@ -45,13 +45,13 @@ def random_weights(config: dict, seed: int = 0, scale: float = 0.15) -> dict[str
     return weights
 
 
-def write_tokenizer(path: Path, more: tuple[str, ...] = ()) -> None:
+def write_tokenizer(path: Path, more: tuple[str, ...] = (), delimiters: tuple[str, ...] = (*OPEN, *CLOSE)) -> None:
     """Byte-level without merges: ids 0-255 are bytes, 256 is <|endoftext|>, 257-268 the delimiters, then `more`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|endoftext|>", *OPEN, *CLOSE, *more)])
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|endoftext|>", *delimiters, *more)])
     tokenizer.save(str(path))
 
 

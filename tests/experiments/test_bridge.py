@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 import experiments.bridge as bridge
-from experiments.bridge import Bridge
 from experiments.run.inputs import open_bank, select_spread
 from minimodel.bits import bits
 from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
@@ -25,12 +24,10 @@ def finished(every_run):
 def test_live_and_incremental_are_one_boundary_in_every_bit(finished):
     _, rows, summary = open_finished(finished)
     for row in rows:
-        assert tuple(row["arms"]) == Bridge.arms and list(row["gates"]) == Bridge.gates() and row["passed"]
         pair = row["comparisons"]["live:incremental"]
         assert pair["cache"]["exact"] and pair["logits"]["exact"] and pair["suffix"]["exact"]
         assert row["arms"]["live"]["cache_sha256"] == row["arms"]["incremental"]["cache_sha256"]
         assert row["boundary_length"] == row["prefix"]["length"]
-        assert "correct" not in row["arms"]["live"] and "answer_equal" not in pair, "the bridge scores nothing"
     assert {part: block["count"] for part, block in summary["identity"].items()} == dict.fromkeys(
         ("cache", "logits", "suffix", "all"), ROWS
     )
@@ -51,11 +48,10 @@ def test_the_saved_prefix_is_recorded_and_not_a_gate(study, finished, tmp_path):
 
 
 def test_the_panel_is_frozen_before_decoding_and_blind_to_outcomes(study, finished, tmp_path):
-    manifest, rows, _ = open_finished(finished)
+    manifest, _, _ = open_finished(finished)
     bank = open_bank(study / "runs/matrix-bf16")
     chosen = select_spread(bank.prefixes, ROWS)
     assert [entry["row"] for entry in manifest["panel"]["rows"]] == [prefix.id for prefix in chosen]
-    assert [row["row"] for row in rows] == manifest["row_order"]
     # other outcomes and answers, the same lengths: the same panel
     source = tmp_path / "matrix"
     shutil.copytree(study / "runs/matrix-bf16", source)

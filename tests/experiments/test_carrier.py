@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import experiments.carrier as carrier
 from cache import build_incremental, build_prefill, compare, transplant
 from decode.greedy import alone, greedy_suffix
 from experiments.carrier import Carrier, sites
@@ -13,11 +12,8 @@ from experiments.report.summaries import run_report
 from experiments.run.progress import Progress
 from experiments.run.tasks import Prefix
 from minimodel.roles import ROLE_NAMES
-from stats.donors import DONORS, INTO_PREFILL, follows
+from stats.donors import DONORS, INTO_PREFILL
 from tests.experiments.runs import ledger, one_line, open_finished, rewrite, run
-
-FP32 = ("--dtype", "fp32")
-BF16 = ("--dtype", "bf16")
 
 
 def test_sites_partition_layers_tensors_blocks_and_heads(three):
@@ -44,10 +40,6 @@ def test_a_site_changes_its_own_places_and_no_other(three, name):
             for head in site.get("heads", (0, 1)):
                 wanted[:, head, slots] = donor[:, head, slots]
         assert wanted.equal(got), f"layer {layer} {tensor}"
-
-
-def test_a_suffix_follows_donor_recipient_or_neither():
-    assert [follows(suffix, (1, 2), (1, 3)) for suffix in ((1, 2), (1, 3), (1, 4))] == ["donor", "recipient", "neither"]
 
 
 def test_a_row_has_every_site_in_both_directions_and_says_when_the_baselines_agree(three):
@@ -90,23 +82,14 @@ def test_counts_and_the_smallest_layer_range_follow_the_rule():
 
 
 def test_a_run_takes_the_divergent_rows_and_the_whole_cache_carries_them(study, every_run):
-    manifest, rows, summary = open_finished(every_run["carrier"])
+    _, rows, summary = open_finished(every_run["carrier"])
     source = open_finished(study / "runs/fixed_prefix-bf16-fp32")[1]
     assert rows and {row["row"] for row in rows} <= {row["row"] for row in source}
-    assert [row["row"] for row in rows] == manifest["row_order"] and summary["passed"]
     for row in rows:
-        assert list(row["gates"]) == carrier.Carrier.gates() and row["arms"].keys() == {"incremental", "prefill"}
         assert {row["sites"][direction]["empty"]["follows"] for direction in DONORS} == {"recipient"}
     for direction in DONORS:
         assert summary["sites"]["empty"][direction]["donor"]["count"] == 0
         assert summary["sites"]["whole"][direction]["donor"]["n"] == len(rows)
-
-
-def test_a_row_that_does_not_diverge_fails_its_gate(study, tmp_path):
-    """The BF16 panel decoded in FP32, where both suffixes are one."""
-    run(study, "carrier", tmp_path / "run", *FP32, "--limit", 1, tasks=False, expected=3)
-    (row,) = ledger(tmp_path / "run")
-    assert "divergent" in [gate for gate, passed in row["gates"].items() if not passed]
 
 
 def test_a_source_without_a_divergent_row_is_refused_in_one_line(study, tmp_path):
@@ -116,5 +99,7 @@ def test_a_source_without_a_divergent_row_is_refused_in_one_line(study, tmp_path
         for comparison in row["comparisons"].values():
             comparison["suffix"] = {"exact": True, "first_divergence": None}
     rewrite(tmp_path / "source", rows)
-    done = run(study, "carrier", tmp_path / "run", *BF16, "--source", tmp_path / "source", tasks=False, expected=2)
+    done = run(
+        study, "carrier", tmp_path / "run", "--dtype", "bf16", "--source", tmp_path / "source", tasks=False, expected=2
+    )
     assert "expected at least one BF16 row with divergent suffixes, found none" in one_line(done)

@@ -15,7 +15,6 @@ import experiments.bridge as bridge
 import experiments.carrier as carrier
 import experiments.causes.__main__ as causes
 import experiments.fixed_prefix as fixed_prefix
-import experiments.replication as replication
 import experiments.run.control as control
 import experiments.run.designs as designs
 import experiments.run.experiment as arms
@@ -24,7 +23,8 @@ from cache import Boundary, build_live, transplant
 from cache.drift import compare
 from decode import RowFailure, State
 from decode.greedy import alone
-from experiments.causes.measures import Oracle
+from experiments.causes.measures import fp64_oracle
+from experiments.replication import Replication
 from experiments.run.progress import Progress
 from experiments.run.tasks import Prefix, Task
 from minimodel import load_model
@@ -37,92 +37,69 @@ from tests.tiny import TASK
 
 SLOT = 20  # of the prompt
 CHAT_END = 270  # <|im_end|>
-DIRECTIONS = {INTO_PREFILL: "prefill", INTO_INCREMENTAL: "incremental"}  # the recipient of each
-PROGRESS = Progress(1, 0, quiet=True).row("t")
+RECIPIENTS = {INTO_PREFILL: "prefill", INTO_INCREMENTAL: "incremental"}
 NAME, SCORED = Prefix("t", ()), Task("t", TASK["question"], tuple(TASK["choices"]), "C")
-INVARIANT = "bf16/blocked/tiled"
+
+
+def one_of(row, name):
+    """The row's model as the one loaded under a name."""
+    return SimpleNamespace(numeric={name: row.model.numeric}, at=lambda _: row.model)
+
+
+def _control(row, module):
+    if module is stock_control:
+        given = stock_control.chat_input(row.model, "t", list(row.prompt.tokens), (CHAT_END,))
+    else:
+        given = batch_control.whole_input(row.model, "t", row.prompt)
+    return control.Control(module.__name__, row.model, [given], {}, 400)
+
+
+# by experiment: the module whose builders a fault replaces, and the experiment over one row
+EXPERIMENTS = {
+    "matrix": (designs, lambda row: designs.RetainedLive(row.model, [SCORED], [row.prompt])),
+    "fixed_prefix": (
+        fixed_prefix,
+        lambda row: fixed_prefix.FixedPrefix(one_of(row, "bf16"), [SCORED], [row.state]),
+    ),
+    "bridge": (
+        bridge,
+        lambda row: bridge.Bridge(row.model, [Prefix("t", row.state.tokens)], [row.prompt], {}),
+    ),
+    "six_arms": (designs, lambda row: Replication(row.model, [NAME], [row.state], {}, True, ())),
+    "batch_control": (batch_control, lambda row: _control(row, batch_control)),
+    "stock_control": (stock_control, lambda row: _control(row, stock_control)),
+    "causes": (
+        causes,
+        lambda row: causes.Causes(one_of(row, "bf16/blocked/tiled"), [SCORED], [row.state], row.oracle, {}),
+    ),
+    "carrier": (carrier, lambda row: carrier.Carrier(row.model, [NAME], [row.state], {})),
+}
 
 
 @pytest.fixture(scope="module")
 def rows(bf16, prompt, tiny_directory, stock_directory):
-    """Inputs by experiment: `causes` gets the invariant model, the stock control a stock one, others the default."""
-    oracle = Oracle(open_checkpoint(tiny_directory), "cpu", 1)
+    """Inputs by experiment: `causes` gets the invariant model, the stock control a stock one, others the default.
 
-    def row(model, state):
-        return SimpleNamespace(model=model, prompt=prompt, state=state, oracle=oracle)
-
+    `carrier` gets two sites, whole and empty, and a prefill that differs enough for another suffix.
+    """
     invariant = load_model(tiny_directory, numeric("bf16", kernels="invariant"))
-    state = build_live(bf16, prompt).state
-    special = {
-        "causes": row(invariant, build_live(invariant, prompt).state),
-        "stock_control": row(load_model(stock_directory, numeric("bf16")), state),
-    }
-    return lambda experiment: special.get(experiment, row(bf16, state))
-
-
-def models(row, name):
-    """One loaded model under one name."""
-    return SimpleNamespace(numeric={name: row.model.numeric}, at=lambda name: row.model)
-
-
-def _carrier(row):
-    """Two sites, whole and empty, and a prefill that differs enough for another suffix."""
-    real = carrier.sites
+    oracle, state = fp64_oracle(open_checkpoint(tiny_directory), "cpu", 1), build_live(bf16, prompt).state
+    row = partial(SimpleNamespace, prompt=prompt)
+    made = dict.fromkeys(EXPERIMENTS, row(model=bf16, state=state))
+    made["causes"] = row(model=invariant, state=build_live(invariant, prompt).state, oracle=oracle)
+    made["stock_control"] = row(model=load_model(stock_directory, numeric("bf16")), state=state)
+    sites = carrier.sites
     with (
-        patch.object(carrier, "sites", lambda *given: dict(list(real(*given).items())[:2])),
-        patch.object(carrier, "build_prefill", partial(edited(move_values), carrier.build_prefill)),
+        patch.object(carrier, "sites", lambda *given: dict(list(sites(*given).items())[:2])),
+        replaced(carrier, "build_prefill", edited(move_values)),
+        patch.object(stock_control, "LIMIT", 40),
     ):
-        return alone(carrier.Carrier(row.model, [NAME], [row.state], {}).row(0, PROGRESS))
+        yield made
 
 
-def _stock(row):
-    with patch.object(stock_control, "LIMIT", 40):
-        given = stock_control.chat_input(row.model, "t", list(row.prompt.tokens), (CHAT_END,))
-        return alone(control.Control("stock_control", row.model, [given], {}, 400).row(0, PROGRESS))
-
-
-def _bridge(row):
-    saved = Prefix("t", row.state.tokens)
-    return bridge.Bridge(row.model, [saved], [row.prompt], {})
-
-
-def _batch(row):
-    given = batch_control.whole_input(row.model, "t", row.prompt)
-    return control.Control("batch_control", row.model, [given], {}, 400)
-
-
-def _causes(row):
-    return causes.Causes(models(row, INVARIANT), [SCORED], [row.state], row.oracle, {})
-
-
-def decoding(build):
-    """Row 0 of the experiment that `build` makes."""
-    return lambda row: alone(build(row).row(0, PROGRESS))
-
-
-# by experiment: its class, the module whose builders a fault replaces, and one row of it
-ROWS = {
-    "matrix": (
-        designs.RetainedLive,
-        designs,
-        decoding(lambda row: designs.RetainedLive(row.model, [SCORED], [row.prompt])),
-    ),
-    "fixed_prefix": (
-        fixed_prefix.FixedPrefix,
-        fixed_prefix,
-        decoding(lambda row: fixed_prefix.FixedPrefix(models(row, "bf16"), [SCORED], [row.state])),
-    ),
-    "bridge": (bridge.Bridge, bridge, decoding(_bridge)),
-    "six_arms": (
-        designs.SixArms,
-        designs,
-        decoding(lambda row: replication.Replication(row.model, [NAME], [row.state], {}, True, ())),
-    ),
-    "batch_control": (control.Control, batch_control, decoding(_batch)),
-    "stock_control": (control.Control, stock_control, _stock),
-    "causes": (causes.Causes, causes, decoding(_causes)),
-    "carrier": (carrier.Carrier, carrier, _carrier),
-}
+def decoded(experiment, row):
+    """The ledger entry of the experiment's one row."""
+    return alone(EXPERIMENTS[experiment][1](row).row(0, Progress(1, 0, quiet=True).row("t")))
 
 
 def replaced(target, name, change):
@@ -274,7 +251,7 @@ def layer_left_out(direction):
     """The transplant of one direction leaves the last layer as it was."""
 
     def partly(real, recipient, donor):
-        faulty = recipient.construction == DIRECTIONS[direction]
+        faulty = recipient.construction == RECIPIENTS[direction]
         return real(recipient, donor, layers=range(recipient.cache.layers - 1) if faulty else None)
 
     return replacing(transplant=partly)
@@ -311,91 +288,76 @@ def third_generation_drifts(row, module):
     return replaced(module, "chat_steps" if module is stock_control else "whole_steps", drifting)
 
 
-COMMON = {
-    "functional_state": at_entry("role"),
-    "copies_synchronised": one_copy_alone,
-    "argmax": replacing(arms, suffix_steps=second_best_start),
-    "storage_disjoint": shared_storage,
-}
-LIVE = {"replica_live": replica_of("live")}
-INCREMENTAL = {"replica_incremental": replica_of("incremental")}
-PREFILL = {"replica_prefill": replica_of("prefill")}
-CONTROL = {
-    "replica_pair": third_generation_drifts,
-    "functional_state": at_entry("token"),
-    "copies_synchronised": one_copy_alone,
-    "argmax": second_best_once,
-}
-FAULTS = {
-    "matrix": {**COMMON, **LIVE, **PREFILL},
-    "fixed_prefix": {**COMMON, "prefix": another_prefix, **INCREMENTAL, **PREFILL},
-    "bridge": {**COMMON, **LIVE, **INCREMENTAL, "boundary_length": replacing(arms, suffix_steps=cut_after)},
-    "six_arms": {
-        **COMMON,
-        "prefix": another_prefix,
-        **INCREMENTAL,
-        **PREFILL,
-        "raw_argmax": replacing(build_prefill=edited(raise_opening_logit)),
-        **{f"provenance_{direction}": layer_left_out(direction) for direction in DIRECTIONS},
-    },
-    "stock_control": CONTROL,
-    "batch_control": {**CONTROL, "functional_state": at_entry("role")},
-    "causes": {
-        **COMMON,
-        "storage_disjoint": one_storage_for_both,
-        "invariant_exact": replacing(build_prefill=edited(flip_key)),
-        "flip_caught": replacing(compare=lambda real, left, right: compare(left, left)),
-    },
-    "carrier": {
-        "prefix": another_prefix,
-        "functional_state": at_entry("role"),
-        "storage_disjoint": replacing(transplant=shared_when_empty),
-        "copies_synchronised": one_copy_alone,
-        "divergent": one_suffix_for_all,
-        "empty_follows_recipient": replacing(
-            transplant=lambda real, recipient, donor, **_: transplant(recipient, donor)
-        ),
-    },
-}
-# a fault in what one construction or one suffix is given is seen wherever such a part is
-PARTS = {
-    "matrix": [at_entry("token", "many"), at_entry("mask", "one"), at_entry("position", "many"), in_a_suffix],
-    "fixed_prefix": [at_entry("token", "one"), at_entry("mask", "many"), at_entry("role", "many"), in_a_suffix],
-    "bridge": [at_entry("token"), in_a_suffix],
-    "six_arms": [at_entry("role", "one"), at_entry("position", "many"), in_a_suffix],
-    "stock_control": [at_entry("position", "many"), in_its_answer],
-    "batch_control": [at_entry("token"), at_entry("mask"), in_a_suffix],
-    "causes": [at_entry("mask", "many"), in_a_suffix],
-    "carrier": [at_entry("token", "many"), in_a_suffix],
-}
+ARM = "matrix fixed_prefix bridge six_arms"
+ANY = f"{ARM} batch_control stock_control causes carrier"
+LIVE, BANK = "matrix bridge", "fixed_prefix six_arms"
+FAULTS = [  # gate, fault, experiments
+    ("functional_state", at_entry("role"), ANY.replace("stock_control ", "")),
+    ("functional_state", at_entry("token"), "batch_control stock_control bridge"),
+    ("functional_state", at_entry("mask"), "batch_control"),
+    ("functional_state", at_entry("position", "many"), "matrix stock_control"),
+    ("functional_state", at_entry("token", "many"), "matrix"),
+    ("functional_state", at_entry("token", "one"), "fixed_prefix"),
+    ("functional_state", at_entry("mask", "one"), "matrix"),
+    ("functional_state", at_entry("mask", "many"), "fixed_prefix causes"),
+    ("functional_state", at_entry("role", "many"), "fixed_prefix"),
+    ("functional_state", in_a_suffix, f"{ARM} batch_control causes carrier"),
+    ("functional_state", in_its_answer, "stock_control"),
+    ("copies_synchronised", one_copy_alone, ANY),
+    ("argmax", replacing(arms, suffix_steps=second_best_start), f"{ARM} causes"),
+    ("argmax", second_best_once, "batch_control stock_control"),
+    ("storage_disjoint", shared_storage, ARM),
+    ("storage_disjoint", one_storage_for_both, "causes"),
+    ("storage_disjoint", replacing(transplant=shared_when_empty), "carrier"),
+    ("replica_live", replica_of("live"), LIVE),
+    ("replica_incremental", replica_of("incremental"), f"bridge {BANK}"),
+    ("replica_prefill", replica_of("prefill"), f"matrix {BANK}"),
+    ("replica_pair", third_generation_drifts, "batch_control stock_control"),
+    ("prefix", another_prefix, f"{BANK} carrier"),
+    ("boundary_length", replacing(arms, suffix_steps=cut_after), "bridge"),
+    ("raw_argmax", replacing(build_prefill=edited(raise_opening_logit)), "six_arms"),
+    *((f"provenance_{direction}", layer_left_out(direction), "six_arms") for direction in RECIPIENTS),
+    ("invariant_exact", replacing(build_prefill=edited(flip_key)), "causes"),
+    ("flip_caught", replacing(compare=lambda real, left, right: compare(left, left)), "causes"),
+    ("divergent", one_suffix_for_all, "carrier"),
+    (
+        "empty_follows_recipient",
+        replacing(transplant=lambda real, recipient, donor, **_: transplant(recipient, donor)),
+        "carrier",
+    ),
+]
+# donor and recipient then hold two states: the transplant itself ends the row
+CLOSED = [
+    *((fault, "six_arms") for fault in (at_entry("role", "one"), at_entry("position", "many"))),
+    (at_entry("token", "many"), "carrier"),
+]
 
 
-@pytest.mark.parametrize("experiment", ROWS)
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_right_row_passes_every_gate_and_each_has_its_fault(rows, experiment):
-    kind, _, decode = ROWS[experiment]
-    found = decode(rows(experiment))
-    assert found["passed"] and list(found["gates"]) == kind.gates()
-    assert sorted(FAULTS[experiment]) == sorted(kind.gates())
+    found = decoded(experiment, rows[experiment])
+    assert found["passed"]
+    assert set(found["gates"]) == {gate for gate, _, names in FAULTS if experiment in names.split()}
 
 
-@pytest.mark.parametrize(("experiment", "gate"), [(name, gate) for name, gates in FAULTS.items() for gate in gates])
-def test_each_gate_fails_on_the_fault_that_it_is_there_for(rows, experiment, gate):
+@pytest.mark.parametrize(
+    ("experiment", "gate", "fault"),
+    [(name, gate, fault) for gate, fault, names in FAULTS for name in names.split()],
+)
+def test_each_gate_fails_on_the_faults_that_it_is_there_for(rows, experiment, gate, fault):
     """The gate itself: in a row that failed closed no gate would be left True."""
-    (_, module, decode), row = ROWS[experiment], rows(experiment)
-    with FAULTS[experiment][gate](row, module):
-        found = decode(row)
+    with fault(rows[experiment], EXPERIMENTS[experiment][0]):
+        found = decoded(experiment, rows[experiment])
     assert not found["gates"][gate] and not found["passed"] and any(found["gates"].values())
 
 
-@pytest.mark.parametrize(("experiment", "fault"), [(name, fault) for name in PARTS for fault in PARTS[name]])
-def test_whatever_enters_the_decoder_wrongly_fails_the_row(rows, experiment, fault):
-    """Through the gate, or closed where a transplant finds that donor and recipient hold two states."""
-    (_, module, decode), row = ROWS[experiment], rows(experiment)
-    with fault(row, module):
-        try:
-            assert not decode(row)["gates"]["functional_state"]
-        except RowFailure as failure:
-            assert hasattr(module, "transplant") and "one functional state" in str(failure)
+@pytest.mark.parametrize(("fault", "experiment"), CLOSED)
+def test_constructions_of_two_states_are_not_transplanted(rows, fault, experiment):
+    with (
+        fault(rows[experiment], EXPERIMENTS[experiment][0]),
+        pytest.raises(RowFailure, match="one functional state"),
+    ):
+        decoded(experiment, rows[experiment])
 
 
 @pytest.mark.parametrize(("experiment", "arm"), [("matrix", "prefill"), ("bridge", "incremental")])
@@ -408,9 +370,8 @@ def test_other_constructions_take_their_roles_from_the_tokens_and_not_from_live(
         roles[-2] = 5
         return dataclasses.replace(live, state=dataclasses.replace(live.state, roles=tuple(roles)))
 
-    (_, module, decode), row = ROWS[experiment], rows(experiment)
-    right = decode(row)
-    with replaced(module, "live_steps", wrong):
-        found = decode(row)
+    right = decoded(experiment, rows[experiment])
+    with replaced(EXPERIMENTS[experiment][0], "live_steps", wrong):
+        found = decoded(experiment, rows[experiment])
     assert found["arms"][arm] == right["arms"][arm] and not found["gates"]["functional_state"]
     assert found["arms"]["live"]["suffix_state_sha256"] != right["arms"]["live"]["suffix_state_sha256"]

@@ -9,44 +9,23 @@ import torch
 
 import experiments.run.designs as designs
 import experiments.run.experiment as experiment
-from tests.experiments.commands import command, start, write_tasks
-from tests.experiments.runs import call, one_line, open_finished
-from tests.tiny import write_checkpoint
-
-ROWS = 5
+from tests.experiments.commands import command, start
+from tests.experiments.runs import CAPS, ROWS, call, inputs, one_line, open_finished
 
 
-def arguments(inputs, *more):
-    files = ("--checkpoint", inputs / "tiny", "--tasks", inputs / "tasks.jsonl")
-    return ["--dtype", "bf16", *files, "--threads", 1, "--preflight", 2, *more]
+def arguments(study, *more):
+    return ["--dtype", "bf16", *inputs(study), "--preflight", 2, *more]
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("matrix")
-    write_checkpoint(root / "tiny")
-    write_tasks(root / "tasks.jsonl", ROWS)
-    return root
+def finished(study):
+    return study / "runs/matrix-bf16"
 
 
-@pytest.fixture(scope="module")
-def finished(inputs, tmp_path_factory):
-    cwd = tmp_path_factory.mktemp("run")
-    done = call("matrix", *arguments(inputs), cwd=cwd)
-    assert done.exit_code == 0, done.stderr
-    assert "matrix bf16: 5 rows, gates all passed; live:prefill disagree on suffix" in done.stdout
-    assert done.stdout.strip().endswith("run: runs/matrix-bf16")
-    return cwd / "runs" / "matrix-bf16"
-
-
-def test_a_row_has_the_four_arms_three_comparisons_and_every_gate(finished):
-    manifest, rows, summary = open_finished(finished)
-    assert [row["row"] for row in rows] == manifest["row_order"]
+def test_the_arms_differ_as_their_constructions_do(finished):
+    _, rows, summary = open_finished(finished)
     for row in rows:
-        assert tuple(row["arms"]) == designs.RetainedLive.arms
         assert set(row["comparisons"]) == {"live:live_replica", "prefill:prefill_replica", "live:prefill"}
-        assert list(row["gates"]) == designs.RetainedLive.gates()
-        assert row["passed"] and all(row["gates"].values())
         cache = row["comparisons"]["live:prefill"]["cache"]
         assert not cache["exact"] and 0 < cache["relative_l2"] < 0.1
         assert row["comparisons"]["live:live_replica"]["cache"]["differing"] == 0
@@ -57,7 +36,7 @@ def test_a_row_has_the_four_arms_three_comparisons_and_every_gate(finished):
             assert arm["logits_geometry"]["device"] == "cpu" and len(arm["logits_geometry"]["stride"]) == 2
             # every suffix token but the one that ends the answer was fed
             assert arm["post_decode_length"] == row["prefix"]["length"] + len(arm["suffix"]) - 1
-    assert summary["passed"] and summary["suffix_disagreement"]["n"] == ROWS and summary["no_result"] is None
+    assert summary["suffix_disagreement"]["n"] == ROWS
     assert (finished / "report.md").read_text().startswith("# matrix, bf16")
     assert len((finished / "timing.jsonl").read_text().splitlines()) == ROWS
 
@@ -69,7 +48,7 @@ def test_the_manifest_names_everything_that_decides_a_bit(finished):
     assert manifest["environment"]["torch"]
     files = ("config.json", "contract.json", "model.safetensors", "role_embedding.safetensors", "tokenizer.json")
     assert tuple(sorted(manifest["checkpoint"])) == files
-    assert manifest["caps"] == {"branch": 10, "merge": 12, "answer": 6}
+    assert manifest["caps"] == CAPS
     plan = manifest["plan"]
     assert plan["uncertainty"]["bootstrap_seed"] == 20260728 and plan["uncertainty"]["bootstrap_replicates"] == 20_000
     assert plan["uncertainty"]["bootstrap_streams"]["cross_suffix"] == 20
@@ -80,16 +59,15 @@ def test_the_manifest_names_everything_that_decides_a_bit(finished):
     assert {key: plan["decode"][key] for key in decode} == decode
 
 
-def test_the_same_command_twice_writes_the_same_bytes(inputs, finished, tmp_path):
+def test_the_same_command_twice_writes_the_same_bytes(study, finished, tmp_path):
     """Here in a new process, with another hash seed and time zone."""
-    done = command("experiments.matrix", *arguments(inputs), cwd=tmp_path, PYTHONHASHSEED="7", TZ="Asia/Tokyo")
+    done = command("experiments.matrix", *arguments(study), cwd=tmp_path, PYTHONHASHSEED="7", TZ="Asia/Tokyo")
     assert done.returncode == 0
     assert (tmp_path / "runs/matrix-bf16/rows.jsonl").read_bytes() == (finished / "rows.jsonl").read_bytes()
     # the control: another kernel writes other bytes
-    other = call("matrix", *arguments(inputs, "--attention", "eager"), cwd=tmp_path)
-    assert other.exit_code == 2 and "attention" in other.stderr
-    other = call("matrix", *arguments(inputs, "--attention", "eager", "--out", "eager"), cwd=tmp_path)
-    assert other.exit_code == 0
+    other = call("matrix", *arguments(study, "--attention", "eager", "--out", "eager"), cwd=tmp_path)
+    assert other.exit_code == 0 and other.stdout.strip().endswith("run: eager")
+    assert f"matrix bf16: {ROWS} rows, gates all passed; live:prefill disagree on suffix" in other.stdout
     assert (tmp_path / "eager/rows.jsonl").read_bytes() != (finished / "rows.jsonl").read_bytes()
 
 
@@ -100,9 +78,9 @@ def wait_for_rows(path, count):
         time.sleep(0.005)
 
 
-def test_an_interrupted_run_prints_the_command_that_resumes_and_ends_in_the_same_bytes(inputs, finished, tmp_path):
+def test_an_interrupted_run_prints_the_command_that_resumes_and_ends_in_the_same_bytes(study, finished, tmp_path):
     """In a new process; every other signal and moment is tried on forked ones (tests/faults/test_kills.py)."""
-    process = start("experiments.matrix", *arguments(inputs, "--out", "run", "--fresh"), cwd=tmp_path)
+    process = start("experiments.matrix", *arguments(study, "--out", "run", "--fresh"), cwd=tmp_path)
     wait_for_rows(tmp_path / "run/rows.jsonl", 2)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
@@ -111,7 +89,7 @@ def test_an_interrupted_run_prints_the_command_that_resumes_and_ends_in_the_same
     assert "--fresh" not in resume and "--out run" in resume
     left = (tmp_path / "run/rows.jsonl").read_bytes()
     assert left.endswith(b"\n") and left.count(b"\n") < ROWS, "the interruption came too late to show anything"
-    done = call("matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
+    done = call("matrix", *arguments(study, "--out", "run"), cwd=tmp_path)
     assert done.exit_code == 0, done.stderr
     assert (tmp_path / "run/rows.jsonl").read_bytes() == (finished / "rows.jsonl").read_bytes()
 
@@ -124,37 +102,37 @@ def test_an_interrupted_run_prints_the_command_that_resumes_and_ends_in_the_same
         (("--device", "tpu"), "device: expected cpu, cuda or cuda:N, found 'tpu'"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(inputs, tmp_path, more, message):
-    line = one_line(call("matrix", *arguments(inputs, *more), cwd=tmp_path))
+def test_bad_input_is_one_line_and_exit_2(study, tmp_path, more, message):
+    line = one_line(call("matrix", *arguments(study, *more), cwd=tmp_path))
     assert any(part in line for part in message.split("|"))
     assert not (tmp_path / "runs").exists(), "nothing is written for refused input"
 
 
-def test_a_gate_that_fails_ends_the_run_with_code_3(inputs, tmp_path, monkeypatch):
+def test_a_gate_that_fails_ends_the_run_with_code_3(study, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "replica_exact", lambda left, right: left.name != "prefill")
     for preflight, rows in ((2, 1), (0, ROWS)):
-        given = arguments(inputs, "--preflight", preflight, "--out", f"p{preflight}")
+        given = arguments(study, "--preflight", preflight, "--out", f"p{preflight}")
         done = call("matrix", *given, cwd=tmp_path)
         assert done.exit_code == 3, done.output
         assert (tmp_path / f"p{preflight}/rows.jsonl").read_bytes().count(b"\n") == rows
-    assert "gates FAILED on 5 rows; endpoints withheld: gates failed on 5 of 5 rows" in done.stdout
+    assert f"gates FAILED on {ROWS} rows; endpoints withheld: gates failed on {ROWS} of {ROWS} rows" in done.stdout
     assert "disagree" not in done.stdout, "an endpoint of a failed run"
     summary = json.loads((tmp_path / "p0/summary.json").read_text())
-    assert summary["no_result"].endswith("endpoints are over 5 rows") and not summary["passed"]
-    assert "gates failed on 5 of 5 rows" in (tmp_path / "p0/report.md").read_text()
+    assert summary["no_result"].endswith(f"endpoints are over {ROWS} rows") and not summary["passed"]
+    assert f"gates failed on {ROWS} of {ROWS} rows" in (tmp_path / "p0/report.md").read_text()
 
 
-def test_copies_that_disagree_fail_the_row_closed(inputs, tmp_path, monkeypatch):
+def test_copies_that_disagree_fail_the_row_closed(study, tmp_path, monkeypatch):
     build = designs.build_prefill
 
     def broken(model, state, **options):
         boundary = build(model, state, **options)
         with torch.inference_mode():
-            boundary.cache.keys(2)[1, 0, 0, 0] += 1
+            boundary.cache.keys(1)[1, 0, 0, 0] += 1
         boundary.cache.require_equal_copies()
         return boundary
 
     monkeypatch.setattr(designs, "build_prefill", broken)
-    done = call("matrix", *arguments(inputs, "--out", "run"), cwd=tmp_path)
+    done = call("matrix", *arguments(study, "--out", "run"), cwd=tmp_path)
     assert done.exit_code == 3
-    assert "preflight failed: row t000: cache layer 2 key: the physical copies differ in bits" in done.stdout
+    assert "preflight failed: row t000: cache layer 1 key: the physical copies differ in bits" in done.stdout

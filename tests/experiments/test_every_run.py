@@ -1,18 +1,45 @@
-"""crosscheck and audit on two runs of every experiment: equal, one leaf changed in any row, one row missing."""
+"""A run of every experiment: its arms and gates; crosscheck and audit on two: equal, one leaf changed, one row less."""
 
 import json
 
 import pytest
 
-from experiments.run.directory import read_run
+from experiments.bridge import Bridge
+from experiments.carrier import Carrier
+from experiments.causes.__main__ import Causes
+from experiments.fixed_prefix import FixedPrefix
+from experiments.run import control
+from experiments.run.designs import RetainedLive, SixArms
+from experiments.run.directory import read_finished, read_run
 from experiments.run.ledger import leaves, row_key
 from tests.experiments.crosschecks import run as crosscheck
 from tests.experiments.runs import altered, call, change_at
 
-EXPERIMENTS = (
-    "matrix", "fixed_prefix", "bridge", "transplant", "replication", "batch_control", "stock_control", "causes",
-    "carrier", "audit"
-)  # fmt: skip
+KINDS = {
+    "matrix": RetainedLive,
+    "fixed_prefix": FixedPrefix,
+    "bridge": Bridge,
+    "transplant": SixArms,
+    "replication": SixArms,
+    "batch_control": control.Control,
+    "stock_control": control.Control,
+    "causes": Causes,
+    "carrier": Carrier,
+}
+EXPERIMENTS = (*KINDS, "audit")
+
+
+@pytest.mark.parametrize(("experiment", "kind"), KINDS.items())
+def test_a_row_has_every_arm_and_gate_in_the_experiments_order(every_run, experiment, kind):
+    run, summary = read_finished(every_run[experiment])
+    arms = {control.Control: control.ARMS, Carrier: ("incremental", "prefill")}
+    assert list(run.rows) == run.manifest["row_order"] and summary["passed"] and summary["no_result"] is None
+    for row in run.rows.values():
+        assert tuple(row["arms"]) == tuple(arms.get(kind) or kind.arms)
+        assert list(row["gates"]) == kind.gates() and row["passed"] and all(row["gates"].values())
+        if kind in (SixArms, Bridge, Carrier):
+            names = {key for part in ("arms", "comparisons") for one in row[part].values() for key in one}
+            assert not names & {"correct", "scored", "answer_equal", "correct_equal"}, "their arms are not scored"
 
 
 def verdicts(left, right, cwd):
