@@ -20,7 +20,7 @@ import click
 from experiments.report.summaries import run_report
 from experiments.run.directory import Run, RunDirectory, read_finished
 from experiments.run.exits import DONE, GATE_FAILED, as_command, say
-from experiments.run.ledger import compare_leaves, leaves, row_key, without
+from experiments.run.ledger import compare_leaves, row_key, without
 from experiments.run.options import SCHEMA, code_sha256
 from experiments.run.records import Manifest, Row, RowExtra, Summary
 from experiments.run.summary import run_summary
@@ -83,12 +83,16 @@ def audit_row(index: int, left: dict[str, Any], right: dict[str, Any]) -> Row:
     armless = not left["arms"] and not right["arms"] and "failure" not in left and "failure" not in right
     gates, counts, differing = {"arms": bool(arms) or armless}, {}, []
     for section, mine, theirs in sections(left, right, arms):
-        found, others = compare_leaves(mine, theirs), leaves(theirs)
-        shared = [path for path, leaf in leaves(mine).items() if path in others and not isinstance(leaf, list | dict)]
-        # scalars that both sides have in any row: `first_difference` is one leaf or three
-        scalars = sum("first_difference" not in path for path in shared)
-        counts[section] = {"shared": found.shared, "scalars": scalars, "unshared": len(found.one_sided)}
-        gates["prefix" if section == "prefix" else f"leaves {section}"] = found.shared > 0 and not found.differing
+        found = compare_leaves(mine, theirs)
+        scalars = [one.path for one in found.shared if not isinstance(one.left, list | dict)]
+        counts[section] = {
+            "shared": len(found.shared),
+            # in any row: `first_difference` is one leaf or three
+            "scalars": sum("first_difference" not in path for path in scalars),
+            "unshared": len(found.one_sided),
+        }
+        holds = bool(found.shared) and not found.differing
+        gates["prefix" if section == "prefix" else f"leaves {section}"] = holds
         differing += [f"{section} {one.path}" for one in found.differing]
     for mine, theirs in arms.items():
         a, b = left["arms"][mine], right["arms"][theirs]

@@ -61,11 +61,7 @@ def add_delimiters(
         ids[name] = token
     if len(set(ids.values())) != len(ids) or any(token <= largest for token in sources):
         raise InputError(f"{path}: expected new ids above {largest}, found {sorted(sources)}")
-    rows = max(vocab_size, *(token + 1 for token in ids.values()))
-    missing = sorted(set(range(vocab_size, rows)) - set(sources))
-    if missing:
-        raise InputError(f"{path}: expected consecutive new ids from {vocab_size}, found none for row {missing[0]}")
-    return Delimiters(tokenizer, ids, sources, tuple(kept), rows)
+    return Delimiters(tokenizer, ids, sources, tuple(kept), max(vocab_size, *(token + 1 for token in ids.values())))
 
 
 def made_table(hidden_size: int, dtype: str, std: float, seed: int) -> Tensor:

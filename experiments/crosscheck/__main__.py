@@ -73,7 +73,7 @@ def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: boo
         {
             "row": row,
             "equal": found.equal,
-            "fields": found.shared - len(found.differing),
+            "fields": len(found.shared) - len(found.differing),
             "differing": [one.line(*LETTERS) for one in found.differing],
             "one_sided": [one.line(*LETTERS) for one in found.one_sided],
         }

@@ -205,8 +205,8 @@ def leaves(value: Any, at: str = "") -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class LeafDifference:
-    """One leaf that is not equal on both sides."""
+class LeafPair:
+    """One leaf of two nested values."""
 
     path: str
     left: Any  # _ABSENT where only the right side has the leaf
@@ -227,9 +227,9 @@ class LeafDifference:
 class LeafComparison:
     """Two nested values compared."""
 
-    shared: int  # leaves that both sides have
-    differing: list[LeafDifference]  # shared leaves with other values or other types
-    one_sided: list[LeafDifference]  # leaves of one side alone
+    shared: list[LeafPair]  # leaves that both sides have
+    differing: list[LeafPair]  # shared leaves with other values or other types
+    one_sided: list[LeafPair]  # leaves of one side alone
 
     @property
     def equal(self) -> bool:
@@ -243,11 +243,11 @@ class LeafComparison:
 def compare_leaves(left: Any, right: Any, at: str = "") -> LeafComparison:
     """Compares leaf by leaf. Equal means the same canonical JSON: 1, 1.0 and true differ, and so do 0.0 and -0.0."""
     mine, theirs = leaves(left, at), leaves(right, at)
-    pairs = [LeafDifference(path, mine.get(path, _ABSENT), theirs.get(path, _ABSENT)) for path in {**mine, **theirs}]
+    pairs = [LeafPair(path, mine.get(path, _ABSENT), theirs.get(path, _ABSENT)) for path in {**mine, **theirs}]
     shared = [pair for pair in pairs if pair.left is not _ABSENT and pair.right is not _ABSENT]
     differing = [pair for pair in shared if canonical(pair.left) != canonical(pair.right)]
     one_sided = [pair for pair in pairs if pair.left is _ABSENT or pair.right is _ABSENT]
-    return LeafComparison(len(shared), differing, one_sided)
+    return LeafComparison(shared, differing, one_sided)
 
 
 def first_unequal(left: list[Any], right: list[Any]) -> int | None:

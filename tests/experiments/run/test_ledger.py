@@ -146,7 +146,7 @@ def test_types_and_last_bits_are_told_apart(left, right):
 
 def test_every_difference_is_one_line_with_both_values():
     found = compare_leaves({"a": {"b": 1, "c": 2}, "e": 5}, {"a": {"b": 1, "c": 3}, "d": 4})
-    assert found.shared == 2 and len(found.differing) == 1 and len(found.one_sided) == 2
+    assert len(found.shared) == 2 and len(found.differing) == 1 and len(found.one_sided) == 2
     lines = ["a.c: expected 2, found 3", "e: expected 5, found nothing", "d: expected nothing, found 4"]
     assert found.lines("expected", "found") == lines
     trial, whole = [f"demo-{i:03}" for i in range(4)], [f"demo-{i:03}" for i in range(200)]
