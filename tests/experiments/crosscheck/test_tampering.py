@@ -1,87 +1,112 @@
 """Where one known thing is wrong in one of two files, exactly that thing is named."""
 
-import json
+import shutil
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from decode import Contract, State
+from minimodel import load_model
 from minimodel.bits import bits
 from minimodel.roles import BRANCH_1, BRANCH_3, VISIBILITY
-from tests.experiments.crosscheck.recordings import BUILD, Tampered, altered, first, from_directory, record
+from tests.conftest import numeric
+from tests.experiments.crosscheck.recordings import BUILD, record
 from tests.experiments.crosschecks import checked
+from tests.helpers import edit_json, edit_tensors
+
+both_constructions = pytest.mark.parametrize("construction", list(BUILD))
 
 
-@pytest.mark.parametrize("construction", list(BUILD))
-def test_one_flipped_bit_in_one_weight(genuine, tiny_directory, tmp_path, state, provenance, construction):
-    name = "model.layers.1.mlp.up_proj.weight"
-    row = 0
+class Tampered:
+    """A decoder whose calls go through `tamper(model, arguments)`; everything else is the decoder's own."""
+
+    def __init__(self, model, tamper):
+        self._model, self._tamper = model, tamper
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def __call__(self, *arguments):
+        return self._tamper(self._model, *arguments)
+
+
+@pytest.fixture
+def findings(genuine, tiny_directory, bf16, tmp_path, state, provenance):
+    """The findings on the trace and on the boundary of one construction, made wrongly: under a checkpoint whose files
+    were changed, recorded under the right one's name, or by a decoder that is tampered with."""
+
+    def found(construction, change=None, tamper=None):
+        model, own = Tampered(bf16, tamper), state
+        if change is not None:
+            directory = shutil.copytree(tiny_directory, tmp_path / "checkpoint")
+            change(directory)
+            model, own = (
+                load_model(directory, numeric("bf16")),
+                State.from_tokens(Contract.load(directory), state.tokens),
+            )
+        files = record(tmp_path, model, own, state, construction, provenance)
+        names = (f"{construction} trace", f"{construction} boundary")
+        return [checked(genuine[name], files[name])["findings"]["r"][0] for name in names]
+
+    return found
+
+
+def step(finding):
+    return finding["first"]["step"], finding["first"]["position"]
+
+
+@both_constructions
+def test_one_flipped_bit_in_one_weight(findings, state, construction):
+    name, row = "model.layers.1.mlp.up_proj.weight", 0
 
     def flip(directory):
         nonlocal row
-        weights = load_file(directory / "model.safetensors")
-        row = int(weights[name].abs().argmax()) // weights[name].shape[1]
-        column = int(weights[name][row].abs().argmax())
-        bits(weights[name])[row, column] ^= -(1 << 15)  # the sign of the largest weight
-        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        weight = load_file(directory / "model.safetensors")[name]
+        row = int(weight.abs().argmax()) // weight.shape[1]
+        bits(weight)[row, int(weight[row].abs().argmax())] ^= -(1 << 15)  # the sign of the largest weight
+        edit_tensors(directory / "model.safetensors", **{name: weight})
 
-    files = from_directory(altered(tiny_directory, tmp_path, flip), tmp_path, state, construction, provenance)
-    found = first(genuine[f"{construction} trace"], files[f"{construction} trace"])
-    assert (found["step"], found["layer"], found["component"]) == ("layers.1.mlp.up_proj", 1, row)
-    assert found["position"] == 0 and found["ulp"] > 0 and 0 < found["differing"] <= len(state)
-    found = first(genuine[f"{construction} boundary"], files[f"{construction} boundary"])
-    assert (found["step"], found["layer"]) == ("layers.2.key", 2)
+    trace, boundary = findings(construction, flip)
+    found = trace["first"]
+    assert step(trace) == ("layers.1.mlp.up_proj", 0) and (found["layer"], found["component"]) == (1, row)
+    assert found["ulp"] > 0 and 0 < found["differing"] <= len(state)
+    assert (boundary["first"]["step"], boundary["first"]["layer"]) == ("layers.2.key", 2)
 
 
-def test_rope_base_ten_thousand(genuine, tiny_directory, tmp_path, state, provenance):
-    def change(directory):
-        config = json.loads((directory / "config.json").read_text())
-        (directory / "config.json").write_text(json.dumps({**config, "rope_theta": 10000.0}))
-
-    files = from_directory(altered(tiny_directory, tmp_path, change), tmp_path, state, "prefill", provenance)
-    found = first(genuine["prefill trace"], files["prefill trace"])
+def test_rope_base_ten_thousand(findings):
+    trace, _ = findings("prefill", lambda directory: edit_json(directory / "config.json", rope_theta=10000.0))
     # at position 0 every angle is 0, and component 0 turns at one radian a token whatever the base
-    assert (found["step"], found["position"]) == ("layers.0.self_attn.q_rotary", 1) and found["component"] != 0
+    assert step(trace) == ("layers.0.self_attn.q_rotary", 1) and trace["first"]["component"] != 0
 
 
-@pytest.mark.parametrize("construction", list(BUILD))
-def test_a_shifted_position(genuine, bf16, tmp_path, state, provenance, construction):
+@both_constructions
+def test_a_shifted_position(findings, construction):
     def shift(model, ids, roles, positions, *rest):
         return model(ids, roles, positions + (positions >= 7), *rest)
 
-    files = record(tmp_path, Tampered(bf16, shift), state, state, construction, provenance)
-    found = first(genuine[f"{construction} trace"], files[f"{construction} trace"])
-    assert (found["step"], found["position"]) == ("layers.0.self_attn.q_rotary", 7)
-    found = first(genuine[f"{construction} boundary"], files[f"{construction} boundary"])
-    assert (found["step"], found["position"]) == ("layers.0.key", 7)
+    trace, boundary = findings(construction, tamper=shift)
+    assert step(trace) == ("layers.0.self_attn.q_rotary", 7) and step(boundary) == ("layers.0.key", 7)
 
 
-def test_a_role_row_off_by_one(genuine, tiny_directory, tmp_path, state, provenance):
+def test_a_role_row_off_by_one(findings):
     def change(directory):
-        table = load_file(directory / "role_embedding.safetensors")["weight"]
-        save_file({"weight": table.roll(1, 0).contiguous()}, directory / "role_embedding.safetensors")
+        path = directory / "role_embedding.safetensors"
+        edit_tensors(path, weight=load_file(path)["weight"].roll(1, 0).contiguous())
 
-    files = from_directory(altered(tiny_directory, tmp_path, change), tmp_path, state, "prefill", provenance)
-    found = first(genuine["prefill trace"], files["prefill trace"])
-    assert (found["step"], found["layer"], found["position"]) == ("embed", None, 0)
+    trace, _ = findings("prefill", change)
+    assert step(trace) == ("embed", 0) and trace["first"]["layer"] is None
 
 
-@pytest.mark.parametrize("construction", list(BUILD))
-def test_a_visibility_entry_flipped(genuine, tiny_directory, tmp_path, state, provenance, construction):
+@both_constructions
+def test_a_visibility_entry_flipped(findings, state, construction):
     table = [list(row) for row in VISIBILITY]
     table[BRANCH_3][BRANCH_1] = 1
-
-    def change(directory):
-        contract = json.loads((directory / "contract.json").read_text())
-        (directory / "contract.json").write_text(json.dumps({**contract, "visibility": table}))
-
-    files = from_directory(altered(tiny_directory, tmp_path, change), tmp_path, state, construction, provenance)
-    (finding,) = checked(genuine[f"{construction} trace"], files[f"{construction} trace"])["findings"]["r"]
-    found = finding["first"]
-    assert (found["step"], found["position"]) == ("layers.0.self_attn.attention", state.roles.index(BRANCH_3))
-    assert any("functional state differs" in note for note in finding["notes"])
+    trace, _ = findings(construction, lambda directory: edit_json(directory / "contract.json", visibility=table))
+    assert step(trace) == ("layers.0.self_attn.attention", state.roles.index(BRANCH_3))
+    assert any("functional state differs" in note for note in trace["notes"])
 
 
-def test_a_stale_cache_row(genuine, bf16, tmp_path, state, provenance):
+def test_a_stale_cache_row(findings):
     layer, slot = 1, 9
 
     def keep_old(model, ids, roles, positions, mask, cache, *observers):
@@ -90,8 +115,6 @@ def test_a_stale_cache_row(genuine, bf16, tmp_path, state, provenance):
             cache.keys(layer)[:, :, slot] = cache.keys(layer)[:, :, slot - 1]
         return hidden
 
-    files = record(tmp_path, Tampered(bf16, keep_old), state, state, "incremental", provenance)
-    found = first(genuine["incremental boundary"], files["incremental boundary"])
-    assert (found["step"], found["layer"], found["position"]) == ("layers.1.key", layer, slot)
-    found = first(genuine["incremental trace"], files["incremental trace"])  # the first step that reads the row
-    assert (found["step"], found["position"]) == ("layers.1.self_attn.attention", slot + 1)
+    trace, boundary = findings("incremental", tamper=keep_old)
+    assert step(boundary) == ("layers.1.key", slot)
+    assert step(trace) == ("layers.1.self_attn.attention", slot + 1)  # the first step that reads the row

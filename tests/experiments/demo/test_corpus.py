@@ -9,11 +9,9 @@ from decode.contract import CLOSE, OPEN
 from experiments.demo.corpus import (
     CAPS,
     LENGTH_MULTIPLE,
-    POOL_BATCHES,
     collate,
     encode_block,
     train_tokenizer,
-    training_pool,
     training_row,
 )
 from experiments.demo.problems import LARGEST, Piece, draw_problem
@@ -59,24 +57,6 @@ def test_a_planted_number_weighs_nothing_and_its_neighbours_something(tokenizer)
     assert min(row.weights[words.index(word)] for word in (" 4", " 5", " =", ".")) > 0
     plain = encode_block(tokenizer, [Piece("so 4 + 5 ="), Piece(" 9"), Piece(".")], role=1)
     assert min(plain.weights[1:]) > 0
-
-
-def test_some_rows_slip_and_most_do_not(tokenizer):
-    problem, planted = draw_problem(random.Random(0)), 0
-    for seed in range(200):
-        row = training_row(random.Random(seed), tokenizer, problem)
-        planted += any(
-            weight == 0 and 1 <= role <= 3 and tokenizer.decode([token]).strip().isdigit()
-            for token, role, weight in zip(*row, strict=True)
-        )
-    assert 40 < planted < 100
-
-
-def test_pools_are_reproducible_and_differ(tokenizer):
-    first = training_pool(1, 0, 2, 1.0, tokenizer)
-    assert first == training_pool(1, 0, 2, 1.0, tokenizer)
-    assert first != training_pool(1, 1, 2, 1.0, tokenizer) and first != training_pool(2, 0, 2, 1.0, tokenizer)
-    assert len(first) == POOL_BATCHES and all(len(batch) == 2 for batch in first)
 
 
 def test_padding_is_marked_and_weighs_nothing(rows):
