@@ -20,13 +20,7 @@ from typing import Any
 
 import click
 
-from experiments.crosscheck.compare import (
-    LETTERS,
-    compare_files,
-    environment_differences,
-    require_comparable,
-    run_environment,
-)
+from experiments.crosscheck import compare
 from experiments.crosscheck.explain import Rerun, explain_files, explain_row
 from experiments.run.directory import INFORMATION, Run, read_run
 from experiments.run.exits import DONE, GATE_FAILED, as_command, say
@@ -39,7 +33,7 @@ SHOWN = 6  # lines of a kind, before "and N more"
 
 def crosscheck_files(left: Path, right: Path, checkpoint: Path | None) -> dict[str, Any]:
     """Returns the report on two boundary or trace files."""
-    pair = compare_files(left, right)
+    pair = compare.compare_files(left, right)
     mine, theirs = pair.left.header, pair.right.header
     findings = []
     if not pair.equal:
@@ -49,7 +43,7 @@ def crosscheck_files(left: Path, right: Path, checkpoint: Path | None) -> dict[s
         "kind": pair.kind,
         "left": str(left),
         "right": str(right),
-        "environment": environment_differences(mine, theirs),
+        "environment": compare.environment_differences(mine, theirs),
         "equal": pair.equal,
         "verdict": f"{pair.steps} tensors compared, {pair.differing_steps} differ",
         "rows": [],
@@ -60,7 +54,7 @@ def crosscheck_files(left: Path, right: Path, checkpoint: Path | None) -> dict[s
 def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: bool, explain: int) -> dict[str, Any]:
     """Returns the report on two run directories. `checkpoint` None: the one at the recorded path, if it exists."""
     runs = read_run(left), read_run(right)
-    names = require_comparable(*runs)
+    names = compare.require_comparable(*runs)
     pairs = {row: compare_leaves(without(runs[0].rows[row], SEAL), without(runs[1].rows[row], SEAL)) for row in names}
     differing = [row for row, pair in pairs.items() if not pair.equal]
     again, note = _rerun(runs, checkpoint) if rerun and differing else (None, [])
@@ -68,14 +62,14 @@ def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: boo
         row: explain_row(*runs, row, again and replace(again, numeric=runs[0].numeric_of(row)))
         for row in differing[:explain]
     }
-    only = {letter: [row for row in run.rows if row not in names] for letter, run in zip(LETTERS, runs)}
+    only = {letter: [row for row in run.rows if row not in names] for letter, run in zip(compare.LETTERS, runs)}
     rows: list[dict[str, Any]] = [
         {
             "row": row,
             "equal": found.equal,
             "fields": len(found.shared) - len(found.differing),
-            "differing": [one.line(*LETTERS) for one in found.differing],
-            "one_sided": [one.line(*LETTERS) for one in found.one_sided],
+            "differing": [one.line(*compare.LETTERS) for one in found.differing],
+            "one_sided": [one.line(*compare.LETTERS) for one in found.one_sided],
         }
         for row, found in pairs.items()
     ]
@@ -86,7 +80,7 @@ def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: boo
         "kind": "run",
         "left": str(left),
         "right": str(right),
-        "environment": run_environment(*runs) + note,
+        "environment": compare.run_environment(*runs) + note,
         "equal": not differing and not any(only.values()),
         "verdict": "; ".join(verdict),
         "rows": rows,

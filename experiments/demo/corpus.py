@@ -11,21 +11,8 @@ from torch import Tensor
 
 from decode.contract import CLOSE, OPEN
 from decode.text import TextCodec
-from experiments.demo.problems import (
-    BRANCHES,
-    LARGEST,
-    LETTERS,
-    MOST_EVENTS,
-    MOST_FILLERS,
-    NAMES,
-    PHRASES,
-    Piece,
-    Problem,
-    answer_pieces,
-    branch_pieces,
-    draw_problem,
-    merge_pieces,
-)
+from experiments.demo import problems
+from experiments.demo.problems import PHRASES, Piece, Problem, draw_problem
 
 CAPS = {"branch": 128, "merge": 128, "answer": 16}  # the rest of the contract are the defaults
 TEMPLATE = "Problem: {question}\nChoices:\n{choices}"
@@ -36,7 +23,7 @@ SLIP_SHARE = 0.35  # rows in which at least one branch carries a planted slip, s
 LENGTH_MULTIPLE = 32  # the CPU library prepares a kernel for every new shape
 POOL_BATCHES = 16  # batches sorted by length together
 MERGE_QUOTES = 4  # the first numbers in merge: three results and the one it keeps
-COPIED = frozenset(NAMES + PHRASES["objects"])
+COPIED = frozenset(problems.NAMES + PHRASES["objects"])
 VERBS = frozenset(PHRASES["gain_verbs"] + PHRASES["loss_verbs"])
 VERDICTS = frozenset(PHRASES["other"] + PHRASES["same"])
 
@@ -62,20 +49,20 @@ def block_pieces(rng: random.Random, problem: Problem, slips: Iterable[bool]) ->
     """Draws the texts of all six blocks. slips: whether each branch carries a slip, drawn when it is reached."""
     prompt = TextCodec(Tokenizer(models.BPE()), TEMPLATE).prompt(problem.question, problem.choices)
     blocks, results = [[Piece(prompt)]], []
-    for branch, slip in zip(BRANCHES, slips):
-        pieces, result = branch_pieces(rng, problem, branch, slip)
+    for branch, slip in zip(problems.BRANCHES, slips):
+        pieces, result = problems.branch_pieces(rng, problem, branch, slip)
         blocks.append(pieces)
         results.append(result)
-    pieces, letter = merge_pieces(rng, problem, results)
-    return [*blocks, pieces, answer_pieces(rng, letter)]
+    pieces, letter = problems.merge_pieces(rng, problem, results)
+    return [*blocks, pieces, problems.answer_pieces(rng, letter)]
 
 
 def sample_texts(seed: int, count: int) -> Iterator[str]:
     """Yields texts of `count` training problems, and lists of numbers so that every number becomes one token."""
-    yield from [" ".join(["", *map(str, range(LARGEST + 1))])] * 200
+    yield from [" ".join(["", *map(str, range(problems.LARGEST + 1))])] * 200
     rng = random.Random(f"tokenizer {seed}")
     for _ in range(count):
-        *blocks, merge, answer = block_pieces(rng, draw_problem(rng), (rng.random() < 0.4 for _ in BRANCHES))
+        *blocks, merge, answer = block_pieces(rng, draw_problem(rng), (rng.random() < 0.4 for _ in problems.BRANCHES))
         yield from ("".join(piece.text for piece in pieces) for pieces in (*blocks, merge + answer))
 
 
@@ -109,7 +96,7 @@ def target_weight(word: str, before: str, role: int, numbers: int) -> float:
         return 6.0 if role == 4 and numbers < MERGE_QUOTES else 5.0 if role == 3 else 4.0 if role == 2 else 3.0
     if bare in COPIED:
         return 8.0 if role < 4 else 3.0
-    if bare in LETTERS and word.startswith(" "):
+    if bare in problems.LETTERS and word.startswith(" "):
         return 6.0
     if role == 4 and bare in VERDICTS:
         return 8.0
@@ -145,7 +132,7 @@ def training_row(rng: random.Random, tokenizer: Tokenizer, problem: Problem) -> 
 def curriculum(progress: float) -> tuple[int, int]:
     """Returns the most events and fillers at `progress` in [0, 1]: 3 and 1, one more of each every 8 % of the run."""
     grown = int(progress / 0.08)
-    return min(MOST_EVENTS, 3 + grown), min(MOST_FILLERS, 1 + grown)
+    return min(problems.MOST_EVENTS, 3 + grown), min(problems.MOST_FILLERS, 1 + grown)
 
 
 def training_pool(seed: int, pool: int, batch_size: int, progress: float, tokenizer: Tokenizer) -> list[list[Row]]:

@@ -25,19 +25,10 @@ from typing import Any
 import click
 
 from decode.text import LETTERS
+from experiments.run import tasks
 from experiments.run.exits import DONE, as_command
 from experiments.run.ledger import canonical, sha256_file, sha256_text, write_whole
-from experiments.run.tasks import (
-    EXPLICIT,
-    INDEX,
-    Task,
-    letter_is_ambiguous,
-    parse_tasks,
-    read_records,
-    refuse_rows,
-    right_choice,
-    right_number,
-)
+from experiments.run.tasks import Task
 from minimodel.errors import InputError, refuse
 
 BUNDLED = Path(__file__).resolve().parent / "science.jsonl"
@@ -60,11 +51,11 @@ def read_questions(path: Path, fields: dict[str, Any]) -> tuple[list[Task], dict
     fields: the names that the user gave; "" and () take the defaults. InputError lists every row that does not fit;
     none is skipped.
     """
-    rows = list(read_records(path))
+    rows = list(tasks.read_records(path))
     names = list(dict.fromkeys(key for _, row in rows if isinstance(row, dict) for key in row))
     faults = [f"line {line}: {row}" for line, row in rows if isinstance(row, str)]
     if not names:
-        refuse_rows(path, faults)
+        tasks.refuse_rows(path, faults)
         raise InputError(f"{path}: expected at least one row, found none")
     used = _resolve(fields, names, path)
     records: dict[str, Task] = {}
@@ -78,7 +69,7 @@ def read_questions(path: Path, fields: dict[str, Any]) -> tuple[list[Task], dict
             records[record.id] = record
         except InputError as error:
             faults.append(f"line {line}: {error}")
-    refuse_rows(path, faults)
+    tasks.refuse_rows(path, faults)
     return list(records.values()), used
 
 
@@ -96,7 +87,7 @@ def _resolve(fields: dict[str, Any], present: list[str], path: Path) -> dict[str
         if fields["choices"] or "choices" in present:
             used["choices"] = fields["choices"] or "choices"
     read = [name for value in used.values() for name in (value if isinstance(value, list) else [value])]
-    stated = {used.get("answer")} if any(key in present for key in EXPLICIT) else set()  # another field says it
+    stated = {used.get("answer")} if any(key in present for key in tasks.EXPLICIT) else set()  # another field says it
     missing = [name for name in read if name not in present and name not in stated]
     if missing:
         raise InputError(f"{path}: expected the field {missing[0]!r}, found {', '.join(map(repr, present[:12]))}")
@@ -135,12 +126,12 @@ def _choices(row: dict[str, Any], used: dict[str, Any]) -> tuple[list[str], str]
     if not isinstance(choices, list) or not all(isinstance(text, str) and text.strip() for text in choices):
         raise InputError(f"{used.get('choices')}: expected a list of texts")
     if not choices:
-        number, fault = right_number(row, used["answer"])
+        number, fault = tasks.right_number(row, used["answer"])
         if number is None:
             raise InputError(fault)
         return [], number
     stripped = [text.strip() for text in choices]
-    index = right_choice(row, stripped, used["answer"])
+    index = tasks.right_choice(row, stripped, used["answer"])
     if isinstance(index, str):
         raise InputError(index)
     return stripped, stripped[index]
@@ -149,22 +140,22 @@ def _choices(row: dict[str, Any], used: dict[str, Any]) -> tuple[list[str], str]
 def freeze(records: Sequence[Task], keep_order: bool, path: Path) -> list[Task]:
     """Returns the tasks in source order, `answer` the right choice's letter. InputError lists the rows whose question
     states its answer."""
-    tasks, faults = [], []
+    frozen, faults = [], []
     for record in records:
         choices = record.choices if keep_order else ordered(record.id, record.choices)
         answer = LETTERS[choices.index(record.answer)] if choices else record.answer
         if states_answer(record.question, answer, record.answer):
             faults.append(f"row {record.id[:60]!r}: its question states its answer")
-        tasks.append(replace(record, choices=choices, answer=answer))
-    refuse_rows(path, faults)
-    return tasks
+        frozen.append(replace(record, choices=choices, answer=answer))
+    tasks.refuse_rows(path, faults)
+    return frozen
 
 
 def task_line(task: Task) -> str:
     """Returns the line of a task file: with `answer_index` where the letter is also another choice's text."""
     index = LETTERS.index(task.answer) if task.choices else 0
-    ambiguous = bool(task.choices) and letter_is_ambiguous(index, task.choices)
-    answer = {INDEX: index} if ambiguous else {"answer": task.answer}
+    ambiguous = bool(task.choices) and tasks.letter_is_ambiguous(index, task.choices)
+    answer = {tasks.INDEX: index} if ambiguous else {"answer": task.answer}
     return canonical({"id": task.id, "question": task.question, "choices": list(task.choices), **answer}) + "\n"
 
 
@@ -197,20 +188,20 @@ def prepare(source: Path, out: Path, fields: Any, holdout: int | None, seed: int
     ids = [task.id for task in frozen]
     chosen = held_out(ids, holdout, seed)
     lines, rest = ("".join(task_line(task) for task in frozen if (task.id in chosen) == held) for held in (True, False))
-    tasks = parse_tasks(lines.encode("ascii"), source)
+    kept = tasks.parse_tasks(lines.encode("ascii"), source)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: expected a new or empty directory, found something in it")
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / TASKS, lines)
     write_whole(out / REST, rest)
-    letters = Counter(task.answer if task.choices else "free" for task in tasks)
+    letters = Counter(task.answer if task.choices else "free" for task in kept)
     manifest = {
         "schema": SCHEMA,
         "source": source.name,
         "source_sha256": sha256_file(source),
         "fields": used,
         "rows": len(frozen),
-        "tasks": len(tasks),
+        "tasks": len(kept),
         "seed": seed if holdout is not None else None,
         "choice_order": "as in the source" if keep_order else "SHA-256 of row id and choice text",
         "answers": dict(sorted(letters.items())),

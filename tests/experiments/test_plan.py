@@ -26,7 +26,6 @@ from experiments.run.costs import (
     token_flops,
     weight_bytes,
 )
-from experiments.run.options import DEMO
 from minimodel.checkpoint import open_checkpoint
 from minimodel.config_file import read_config
 from minimodel.decoder import Decoder
@@ -49,11 +48,6 @@ def test_weight_bytes_are_the_files(tied: bool, dtype: str, tmp_path: Path) -> N
     assert weight_bytes(config, dtype, role_rows=13) != file_bytes(directory)  # control
     stock = write_checkpoint(tmp_path / "s", torch_dtype, config={"tie_word_embeddings": tied}, stock=True)
     assert weight_bytes(config, dtype, role_rows=0) == file_bytes(stock)
-
-
-def test_weight_bytes_of_the_demo_are_its_files() -> None:
-    config = open_checkpoint(DEMO / "primary").config
-    assert weight_bytes(config, "bf16") == file_bytes(DEMO / "primary")
 
 
 def test_cache_bytes_are_the_caches(bf16: Decoder) -> None:
