@@ -88,9 +88,7 @@ _BRIDGE: Names = {
     "boundary_argmax_equal": f"{_LIVE_TEACHER}.argmax_equal",
     **{f"{name}_suffix_sha256": f"arms.{arm}.suffix_sha256" for arm, name in _TEACHER.items()},
     "live_teacher_suffix_exact": f"{_LIVE_TEACHER}.suffix.exact",
-    "all_48_layers_exact": lambda row: all(
-        one[t]["exact"] for one in row["comparisons"]["live:incremental"]["cache"]["layers"] for t in ("key", "value")
-    ),
+    "all_48_layers_exact": f"{_LIVE_TEACHER}.cache.exact",
     "integrity_pass": "passed",
 }
 _STRATA = {"divergent": "divergent", "exact": "nondivergent_control", "": "not_used"}

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.published import columns
 from experiments.published.columns import FILES, pick
 from experiments.run.directory import Run, read_finished
-from experiments.run.ledger import write_whole
+from experiments.run.ledger import require_distinct, row_key, write_whole
 from minimodel.errors import InputError, refuse
 from stats.published.claims import SCHEMA
 
@@ -42,7 +42,8 @@ def export_runs(paths: Sequence[Path], directory: Path) -> tuple[list[tuple[Path
         name, names = FILES[run.experiment]
         found = [pick({**row, "dtype": run.numeric_of(key)["dtype"]}, names) for key, row in run.rows.items()]
         files.setdefault(name, []).extend(found)
-        _require_once(run.path, files[name])
+        keys = [row_key({"row": line["row_id"], "dtype": line.get("precision")}) for line in files[name]]
+        require_distinct(keys, f"{run.path}: exported rows")
     several = {f"matrix-{run.numeric()[0]['dtype']}": run for run in runs if run.experiment == "matrix"}
     given = {run.experiment: run for run in runs} | several
     missing = [name for name in WHOLE if name not in given]
@@ -62,15 +63,6 @@ def _read_passed(path: Path) -> Run:
     if not summary["passed"]:
         raise InputError(f"{path}: expected a run whose gates all passed, found {len(summary['failed_rows'])} failed")
     return run
-
-
-def _require_once(path: Path, lines: Sequence[Line]) -> None:
-    seen: set[tuple[object, object]] = set()
-    for line in lines:
-        key = (line.get("precision"), line["row_id"])
-        if key in seen:
-            raise refuse(f"{path}: exported rows", "each row of a precision once", key[1])
-        seen.add(key)
 
 
 def _csv(lines: Sequence[Line]) -> str:

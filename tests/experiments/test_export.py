@@ -106,7 +106,7 @@ def test_what_cannot_be_exported_is_refused(runs, tmp_path):
         assert not (tmp_path / "out").exists()
         return message
 
-    assert "each row of a precision once" in refused(runs["matrix"], runs["matrix"])
+    assert "exported rows: expected each row once" in refused(runs["matrix"], runs["matrix"])
     failed = tmp_path / "failed"
     shutil.copytree(runs["matrix"], failed)
     (failed / "summary.json").write_text(json.dumps({**summary_of(failed), "passed": False, "failed_rows": ["t000"]}))
