@@ -24,10 +24,8 @@ from experiments.run.saving import Saving, require_room, saving_options
 def main(
     options: RunOptions, dtype: str, save_boundaries: bool, traced: tuple[str, ...], trace_last: int | None
 ) -> int:
-    session, out = (
-        open_session("matrix", options, {dtype: options.numeric(dtype)}),
-        options.directory(f"matrix-{dtype}"),
-    )
+    session = open_session("matrix", options, {dtype: options.numeric(dtype)})
+    out = options.directory(f"matrix-{dtype}")
     tasks, prompts, data = session.tasks(options.limit)
     order, checkpoint, numeric = [task.id for task in tasks], session.models.checkpoint, session.models.numeric[dtype]
     saving = Saving.chosen(

@@ -42,7 +42,7 @@ class Bank:
     prefixes: tuple[Prefix, ...]  # in source order
     source: Path  # the run's directory
     manifest: Manifest  # the run's
-    ledger_sha256: str  # of the matrix ledger
+    ledger_sha256: str  # of the rows.jsonl of the matrix run whose prefixes these are
 
     def record(self) -> dict[str, Any]:
         """Returns the manifest's `panel.bank`."""
