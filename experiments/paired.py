@@ -108,11 +108,8 @@ def _print_lines(result: dict[str, Any]) -> None:
     click.echo(f"{'McNemar exact':<18} p = {result['mcnemar_p']:.6g}; {discordant}")
     for side in ("left", "right"):
         ids = result[f"{side}_only_ids"]
-        click.echo(f"{'only ' + side:<18} {' '.join(map(_printable, ids)) if ids else '-'}")
-
-
-def _printable(item_id: str) -> str:
-    return item_id if item_id.isprintable() and " " not in item_id else repr(item_id)
+        shown = " ".join(one if one.isprintable() and " " not in one else repr(one) for one in ids)
+        click.echo(f"{'only ' + side:<18} {shown or '-'}")
 
 
 if __name__ == "__main__":

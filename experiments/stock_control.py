@@ -40,8 +40,31 @@ def chat_input(model: Decoder, row: str, prompt: list[int], stop: tuple[int, ...
     )
 
 
-def run_stock(options: RunOptions, dtype: str, template: str, eos: tuple[str, ...]) -> int:
-    """Opens and checks everything, loads the model, and runs."""
+def template_text(file: Path) -> str:
+    """Returns a template file's text as it is, its last line end included. InputError unless it is UTF-8."""
+    try:
+        return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: expected UTF-8 text, found another byte at {error.start}") from None
+
+
+@click.command(help=__doc__)
+@dtype_option
+@click.option(
+    "--template",
+    "file",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Chat template as text: special tokens by name, {question} once, {choices} at most once. "
+    "[default: Qwen2.5-Instruct's, with its own system line]",
+)
+@click.option(
+    "--eos", multiple=True, default=EOS, show_default=True, metavar="TOKEN", help="Ends a generation; may be repeated."
+)
+@common_options("stock_control")
+def main(options: RunOptions, dtype: str, file: Path | None, eos: tuple[str, ...]) -> int:
+    template = CHAT_TEMPLATE if file is None else template_text(file)
     numeric, checkpoint = options.numeric(dtype), open_checkpoint(options.checkpoint)
     if checkpoint.contract is not None:
         raise InputError(
@@ -71,33 +94,6 @@ def run_stock(options: RunOptions, dtype: str, template: str, eos: tuple[str, ..
     manifest["stock"] = {"template": template, "eos_ids": list(chat.stop), "cap": LIMIT}
     control = Control("stock_control", model, chosen, panel, max(len(ids) for ids in prompts) + LIMIT)
     return run(control, manifest, options, options.directory(f"stock_control-{dtype}"))
-
-
-@click.command(help=__doc__)
-@dtype_option
-@click.option(
-    "--template",
-    "file",
-    type=click.Path(path_type=Path),
-    default=None,
-    metavar="FILE",
-    help="Chat template as text: special tokens by name, {question} once, {choices} at most once. "
-    "[default: Qwen2.5-Instruct's, with its own system line]",
-)
-@click.option(
-    "--eos", multiple=True, default=EOS, show_default=True, metavar="TOKEN", help="Ends a generation; may be repeated."
-)
-@common_options("stock_control")
-def main(options: RunOptions, dtype: str, file: Path | None, eos: tuple[str, ...]) -> int:
-    return run_stock(options, dtype, CHAT_TEMPLATE if file is None else template_text(file), eos)
-
-
-def template_text(file: Path) -> str:
-    """Returns a template file's text as it is, its last line end included. InputError unless it is UTF-8."""
-    try:
-        return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: expected UTF-8 text, found another byte at {error.start}") from None
 
 
 if __name__ == "__main__":

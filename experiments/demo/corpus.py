@@ -54,7 +54,7 @@ def block_pieces(rng: random.Random, problem: Problem, slips: Iterable[bool]) ->
         blocks.append(pieces)
         results.append(result)
     pieces, letter = problems.merge_pieces(rng, problem, results)
-    return [*blocks, pieces, problems.answer_pieces(rng, letter)]
+    return [*blocks, pieces, [Piece(problems.phrase(rng, "answers", s=letter))]]
 
 
 def sample_texts(seed: int, count: int) -> Iterator[str]:

@@ -198,8 +198,3 @@ def merge_pieces(rng: random.Random, problem: Problem, results: Sequence[int]) -
     else:
         lines.append(f"{phrase(rng, 'nearest')} {chosen}. {phrase(rng, 'ends')}")
     return [Piece("\n".join(lines))], chosen
-
-
-def answer_pieces(rng: random.Random, letter: str) -> list[Piece]:
-    """Draws the answer block's text."""
-    return [Piece(phrase(rng, "answers", s=letter))]
