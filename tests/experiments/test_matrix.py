@@ -109,7 +109,7 @@ def test_bad_input_is_one_line_and_exit_2(study, tmp_path, more, message):
 
 
 def test_a_gate_that_fails_ends_the_run_with_code_3(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "replica_exact", lambda left, right: left.name != "prefill")
+    monkeypatch.setattr(experiment, "replica_exact", lambda left, right: left.boundary.construction != "prefill")
     for preflight, rows in ((2, 1), (0, ROWS)):
         given = arguments(study, "--preflight", preflight, "--out", f"p{preflight}")
         done = call("matrix", *given, cwd=tmp_path)
