@@ -99,7 +99,7 @@ def test_the_crossing_on_counts_worked_out_by_hand():
 
 
 def test_an_interrupted_run_resumes_to_the_same_bytes_in_either_precision(study, finished, tmp_path):
-    """Interrupted in each, one row at a time, and the last line torn (case 24); ended with as many as the run chooses."""
+    """Interrupted in each, one row at a time, the last line torn (case 24); ended with as many as the run chooses."""
     rows, whole = tmp_path / "rows.jsonl", (finished / "rows.jsonl").read_bytes()
     for done in (2, ROWS):
         with pytest.MonkeyPatch.context() as patch:
