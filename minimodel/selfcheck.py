@@ -30,19 +30,21 @@ BLOCK = 1 << 20  # random numbers drawn for a weight; a larger one repeats them
 LAYER = "layers.0."
 PREFILLS = (2, 3, 5, 37, 205)  # tokens of a call on an empty cache
 KEYS = (1, 8, 64, 205, 433, 1024)  # keys that one token attends to, itself included
+CHUNK_KEYS = (64, 205)  # keys that a chunk's last token attends to, where a command prefills in chunks
 TRIES = 3  # of each call: the memory of a thread lies elsewhere each time
 REPRODUCIBLE = {"MKL_CBWR": "AUTO"}  # MKL's conditional numerical reproducibility, read when torch loads
 
 
-def require_usable(numeric: NumericContract, config: ModelConfig) -> None:
+def require_usable(numeric: NumericContract, config: ModelConfig, chunks: tuple[int, ...] = ()) -> None:
     """Puts the contract in force and checks that rows can be decoded under it on this device.
 
-    CopiesDiffer, or InputError for a kernel that this device does not have, names the step and what works instead.
+    chunks: lengths of the calls in which prefixes are prefilled, beside single tokens and whole prefills. CopiesDiffer,
+    or InputError for a kernel that this device does not have, names the step and what works instead.
     """
     numeric.apply()
-    if fault := copies_fault(numeric, config):
-        again = reproducible_may_help(numeric, config)
-        raise (CopiesDiffer if again else InputError)(f"{fault}; {_remedy(numeric, config, again)}")
+    if fault := copies_fault(numeric, config, chunks):
+        again = reproducible_may_help(numeric, config, chunks)
+        raise (CopiesDiffer if again else InputError)(f"{fault}; {_remedy(numeric, config, again, chunks)}")
     require_invariant(numeric, config)
 
 
@@ -52,17 +54,17 @@ def require_invariant(numeric: NumericContract, config: ModelConfig) -> None:
         raise InputError(fault)
 
 
-def reproducible_may_help(numeric: NumericContract, config: ModelConfig) -> bool:
+def reproducible_may_help(numeric: NumericContract, config: ModelConfig, chunks: tuple[int, ...]) -> bool:
     """Returns whether MKL computes here, its reproducible mode is not chosen yet, and one thread has no fault.
 
     The mode takes away what follows from where a thread's memory lies; an order that follows a row's place stays.
     """
     if numeric.threads == 1 or not torch.backends.mkl.is_available() or set(REPRODUCIBLE) & set(os.environ):
         return False
-    return _works(replace(numeric, threads=1), config)
+    return _works(replace(numeric, threads=1), config, chunks)
 
 
-def _remedy(numeric: NumericContract, config: ModelConfig, again: bool) -> str:
+def _remedy(numeric: NumericContract, config: ModelConfig, again: bool, chunks: tuple[int, ...]) -> str:
     """Returns what may help (MKL's mode, if `again`) and what was tried here and works, as a phrase."""
     found = [f"set {name}={value} before Python starts" for name, value in REPRODUCIBLE.items() if again]
     others = {
@@ -71,37 +73,43 @@ def _remedy(numeric: NumericContract, config: ModelConfig, again: bool) -> str:
         "--linear plain": replace(numeric, kernels=f"{numeric.attention}/plain"),
         "--kernels invariant": replace(numeric, kernels="invariant"),
     }
-    works = (option for option, other in others.items() if other != numeric and _works(other, config))
+    works = (option for option, other in others.items() if other != numeric and _works(other, config, chunks))
     found += [f"pass {option} (other bits)" for option in islice(works, 1)]
     numeric.apply()
     return " or ".join(found) or "found no kernel or thread count that works here"
 
 
-def _works(numeric: NumericContract, config: ModelConfig) -> bool:
+def _works(numeric: NumericContract, config: ModelConfig, chunks: tuple[int, ...]) -> bool:
     """Puts another contract in force; returns whether this device has its kernels and copies keep equal bits."""
     try:
         numeric.apply()
-        return not copies_fault(numeric, config)
+        return not copies_fault(numeric, config, chunks)
     except InputError:
         return False
 
 
 @lru_cache(maxsize=64)
-def copies_fault(numeric: NumericContract, config: ModelConfig) -> str:
+def copies_fault(numeric: NumericContract, config: ModelConfig, chunks: tuple[int, ...] = ()) -> str:
     """Returns the first step at which two equal copies differ in bits, with its call; empty where they keep equal bits.
 
-    Tried: prefills, and single tokens over few and many keys. The contract must be in force.
+    Tried: prefills, single tokens over few and many keys, and calls of `chunks` tokens after others. The attention
+    kernel is called on sums that cancel too: of ordinary ones, rounding to BF16 hides all but a few differences. The
+    contract must be in force.
     """
     model = _random_layer(numeric, config, config.vocab_size)
     calls = [*((0, stop) for stop in PREFILLS), *((stop - 1, stop) for stop in KEYS)]
+    calls += [(stop - chunk, stop) for chunk in chunks for stop in CHUNK_KEYS if 1 < chunk < stop]
     for start, stop in ((start, stop) for start, stop in calls if stop <= config.max_position_embeddings):
         mask = torch.ones(stop, stop, dtype=torch.bool, device=numeric.torch_device).tril()[None, None, start:]
         tokens = _random_tokens(numeric, stop, seed=6)[:, start:].expand(2, -1)
         held = random_kv(numeric, config, start, seed=7)
+        sums = cancelling_attention(numeric, config, stop - start, stop)
         for _ in range(TRIES):
             with torch.inference_mode():
                 steps = steps_of(model, tokens, mask, held, last=True)
-            name = next((n for n, t in steps.items() if not same_bits(t[0].contiguous(), t[1].contiguous())), "")
+                again = model.attend(*sums, mask.expand(2, -1, -1, -1), model.scaling)
+            pairs = [*steps.items(), (f"{LAYER}self_attn.attention", again)]
+            name = next((n for n, t in pairs if not same_bits(t[0].contiguous(), t[1].contiguous())), "")
             if name:
                 call = f"queries {stop - start}, keys {stop}"
                 kind = f"{numeric.dtype} on {numeric.device}, threads {numeric.threads}"
@@ -216,6 +224,30 @@ def random_kv(numeric: NumericContract, config: ModelConfig, length: int, seed: 
     made = (torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for _ in "kv")
     keys, values = (one.to(numeric.torch_dtype).to(numeric.torch_device).repeat(2, 1, 1, 1) for one in made)
     return FixedCache(keys, values)
+
+
+def cancelling_attention(
+    numeric: NumericContract, config: ModelConfig, queries: int, length: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns query [2, H, T, D], keys and values [2, H_kv, S, D], the same in two copies.
+
+    The tokens go in random pairs with equal keys and opposite values; an odd token's value is 0. So the exact output of
+    a query that sees them all is 0, and what a kernel returns is the rounding error, which differs between orders.
+    """
+    generator, dim = torch.Generator().manual_seed(8), config.head_dim
+    order = torch.randperm(length, generator=generator, device="cpu")
+    first, second = order[: length // 2], order[length // 2 : length // 2 * 2]
+
+    def random(heads: int, count: int) -> Tensor:
+        return torch.randn((1, heads, count, dim), generator=generator, dtype=torch.float32, device="cpu")
+
+    query, keys = random(config.num_attention_heads, queries), random(config.num_key_value_heads, length)
+    values = torch.zeros_like(keys)
+    values[:, :, first] = random(config.num_key_value_heads, len(first))
+    keys[:, :, second], values[:, :, second] = keys[:, :, first], -values[:, :, first]
+    dtype, device = numeric.torch_dtype, numeric.torch_device
+    query, keys, values = (one.to(dtype).to(device).repeat(2, 1, 1, 1) for one in (query, keys, values))
+    return query, keys, values
 
 
 def steps_of(model: Decoder, tokens: Tensor, mask: Tensor, cache: FixedCache, last: bool = False) -> dict[str, Tensor]:

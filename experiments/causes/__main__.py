@@ -155,7 +155,7 @@ def chunk_curve(model: Decoder, incremental: Boundary, state: State) -> dict[str
 def main(options: RunOptions, dtypes: tuple[str, ...], named: tuple[str, ...], rows: int, source: Path) -> int:
     bank, chosen = inputs.open_bank(source), [cell for cell in CELLS if cell in (named or CELLS)]
     numeric = {f"{d}/{cell}": replace(options.numeric(d), kernels=cell) for d in dtypes for cell in chosen}
-    without = inputs.left_out(numeric, open_checkpoint(options.checkpoint).config, "experiments.causes")
+    without = inputs.left_out(numeric, open_checkpoint(options.checkpoint).config, "experiments.causes", CHUNKS)
     crossed = {name: one for name, one in numeric.items() if name not in without}
     session = inputs.open_session("causes", options, crossed, bank)
     wanted = rows if options.limit is None else min(rows, options.limit)

@@ -276,15 +276,18 @@ def _other_files(bank: Bank, contract: Contract, checkpoint: Path) -> tuple[str,
     )
 
 
-def left_out(numeric: Mapping[str, NumericContract], config: ModelConfig, module: str) -> dict[str, str]:
+def left_out(
+    numeric: Mapping[str, NumericContract], config: ModelConfig, module: str, chunks: tuple[int, ...] = ()
+) -> dict[str, str]:
     """Returns a reason for each contract that cannot be run here, by its name. InputError when none can.
 
-    The command `module` starts again in MKL's reproducible mode where equal copies differ without it.
+    chunks: lengths of the calls in which prefixes are prefilled, beside whole prefills. The command `module` starts
+    again in MKL's reproducible mode where equal copies differ without it.
     """
     reasons = {}
     for name, one in numeric.items():
         try:
-            require_usable(one, config)
+            require_usable(one, config, chunks)
         except InputError as error:
             if isinstance(error, CopiesDiffer):
                 start_again_reproducibly(module, error)

@@ -6,13 +6,19 @@ import torch
 from cache import build_incremental, build_live, build_prefill
 from minimodel import load_model
 from minimodel.attention import ATTENTION_KERNELS
-from minimodel.bits import same_bits
+from minimodel.bits import equal_copies, same_bits
 from minimodel.config_file import read_config
 from minimodel.errors import CopiesDiffer, InputError
 from minimodel.layers import SILU_KERNELS, silu_in_steps
 from minimodel.linear import LINEAR_KERNELS
 from minimodel.packed import why_not_packed
-from minimodel.selfcheck import copies_fault, invariance_fault, require_invariant, require_usable
+from minimodel.selfcheck import (
+    cancelling_attention,
+    copies_fault,
+    invariance_fault,
+    require_invariant,
+    require_usable,
+)
 from tests import THREADS
 from tests.conftest import numeric
 from tests.helpers import flip_bit, random_tensor, refused
@@ -67,6 +73,33 @@ def test_a_kernel_that_spoils_one_copy_is_named_with_its_call(when, call, monkey
     with refused("two equal copies", "self_attn.attention (attention kernel repeat_kv)", call, place):
         require_usable(numeric("bf16"), TINY)
     require_usable(numeric("bf16", kernels="packed_gqa"), TINY)
+
+
+def test_another_order_of_a_sum_that_rounding_hides_is_found(monkeypatch):
+    """A second copy that sums its keys backwards: in BF16 nearly every ordinary output rounds to the same bits."""
+    real = ATTENTION_KERNELS["repeat_kv"]
+
+    def backwards(query, keys, values, mask, scaling):
+        out = real(query, keys, values, mask, scaling)
+        turned = [one[1:].flip(2) for one in (keys, values)]
+        out[1:] = real(query[1:], *turned, mask[1:].flip(3), scaling)
+        return out
+
+    alike = cancelling_attention(numeric("bf16"), TINY, 1, 64)
+    mask = torch.ones(2, 1, 1, 64, dtype=torch.bool)
+    assert not equal_copies(backwards(*alike, mask, 0.25)) and equal_copies(real(*alike, mask, 0.25))
+    monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", lambda *call: (backwards if len(call[0]) > 1 else real)(*call))
+    with refused("self_attn.attention (attention kernel repeat_kv)"):
+        require_usable(numeric("bf16"), TINY)
+
+
+def test_chunks_are_tried_where_a_command_prefills_in_chunks(monkeypatch):
+    monkeypatch.setitem(
+        ATTENTION_KERNELS, "repeat_kv", altered("repeat_kv", lambda query, keys: 1 < query.shape[2] < keys.shape[2])
+    )
+    require_usable(numeric("bf16"), TINY)
+    with refused("attention kernel repeat_kv", "queries 3, keys 64"):
+        require_usable(numeric("bf16"), TINY, chunks=(1, 3))
 
 
 def test_a_linear_kernel_that_looks_at_the_place_is_named(monkeypatch):
