@@ -36,7 +36,7 @@ WANTED = 12
 class Bridge(OneDecoder[Arms], ArmExperiment):
     """Reaches a new live boundary, builds the incremental one of its prefix, and decodes the four suffixes."""
 
-    tasks: Sequence[Prefix]  # the frozen rows' prefixes in the bank; a row starts from the prompt of its own
+    tasks: Sequence[Prefix]  # the frozen prefixes of the bank; each row starts from the prompt of its prefix
     panel: Panel
 
     arms = ("live", "live_replica", "incremental", "incremental_replica")

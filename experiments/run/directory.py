@@ -133,9 +133,10 @@ class RunDirectory:
                 if type(index) is not int or not 0 <= index < len(order) or row_key(row) != order[index]:
                     found = f"{index!r} {row['row']!r:.80}"
                     raise InputError(f"{where}: expected a row of this run's manifest, found {found}")
-                if index < self.length:
+                if len(self.rows) <= index < self.length:  # moved to `rows.jsonl` by this process
                     continue
-                if without(self.waiting.setdefault(index, row), *BESIDE) != without(row, *BESIDE):
+                held = self.rows[index] if index < len(self.rows) else self.waiting.setdefault(index, row)
+                if without(held, *BESIDE) != without(row, *BESIDE):
                     raise InputError(
                         f"{where}: expected row {order[index]} as elsewhere in this run, found other bytes"
                     )

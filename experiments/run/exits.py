@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from torch import distributed
 
 from experiments import end_quietly
 from minimodel.errors import CopiesDiffer, InputError, refuse
@@ -45,11 +44,11 @@ class RankFailed(Exception):
 class Ranks:
     """This process among the `world_size` of a job. Rank 0 leads: it alone holds the run directory and prints.
 
-    One process without a launcher is a job of one rank, whose store is its own memory. The job ends as interrupted when
-    the store cannot be reached any more, because the launcher has ended.
+    store: set, get, check and add of torch.distributed.Store. One process without a launcher is a job of one rank. The
+    job ends as interrupted when the store cannot be reached any more, because the launcher has ended.
     """
 
-    def __init__(self, rank: int, world_size: int, store: distributed.Store) -> None:
+    def __init__(self, rank: int, world_size: int, store: Any) -> None:
         self.rank, self.world_size, self._store = rank, world_size, store
 
     def tell(self, key: str, value: str = "") -> None:
@@ -97,17 +96,42 @@ class Ranks:
             raise RankFailed(INTERRUPTED) from None
 
 
+class OwnStore:
+    """The store of a job of one rank, in its own memory: a torch without torch.distributed decodes in one process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self._kept[key] = value.encode("utf-8")
+
+    def get(self, key: str) -> bytes:
+        return self._kept[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._kept for key in keys)
+
+    def add(self, key: str, number: int) -> int:
+        total = int(self._kept.get(key, b"0")) + number
+        self.set(key, str(total))
+        return total
+
+
 def current() -> Ranks:
     """Returns the job that this process belongs to, joined once. InputError when torchrun's store cannot be reached."""
     size = world(os.environ)
     if size == 1:
-        return Ranks(0, 1, distributed.HashStore())
+        return Ranks(0, 1, OwnStore())
     rank, port = _number(os.environ, "RANK", 0), _number(os.environ, "MASTER_PORT", 0)
     return _join(rank, size, os.environ.get("MASTER_ADDR", ""), port, os.environ.get(ATTEMPT, "0"))
 
 
 @functools.cache
 def _join(rank: int, size: int, host: str, port: int, attempt: str) -> Ranks:
+    from torch import distributed
+
+    if not distributed.is_available():
+        raise InputError("torchrun: expected a torch built with torch.distributed, found one without")
     try:
         # where nothing listens torch would try again for a long time, which no signal can end
         socket.create_connection((host, port), PATIENCE.total_seconds()).close()

@@ -75,22 +75,31 @@ def test_a_kernel_that_spoils_one_copy_is_named_with_its_call(when, call, monkey
     require_usable(numeric("bf16", kernels="packed_gqa"), TINY)
 
 
-def test_another_order_of_a_sum_that_rounding_hides_is_found(monkeypatch):
-    """A second copy that sums its keys backwards: in BF16 nearly every ordinary output rounds to the same bits."""
+def test_another_rounding_of_a_sum_is_found_though_ordinary_numbers_hide_it(monkeypatch):
+    """The second copy's FP32 sums are larger by 1e-10: in BF16 this shows only where a sum is about as small."""
     real = ATTENTION_KERNELS["repeat_kv"]
 
-    def backwards(query, keys, values, mask, scaling):
-        out = real(query, keys, values, mask, scaling)
-        turned = [one[1:].flip(2) for one in (keys, values)]
-        out[1:] = real(query[1:], *turned, mask[1:].flip(3), scaling)
-        return out
+    def nudged(query, keys, values, mask, scaling):
+        out = real(*(one.float() for one in (query, keys, values)), mask, scaling)
+        out[1:] += 1e-10
+        return out.to(query.dtype)
 
-    alike = cancelling_attention(numeric("bf16"), TINY, 1, 64)
     mask = torch.ones(2, 1, 1, 64, dtype=torch.bool)
-    assert not equal_copies(backwards(*alike, mask, 0.25)) and equal_copies(real(*alike, mask, 0.25))
-    monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", lambda *call: (backwards if len(call[0]) > 1 else real)(*call))
+    query, keys, values = cancelling_attention(numeric("bf16"), TINY, 1, 64)
+    assert equal_copies(nudged(query, keys, values.abs() + 1, mask, 0.25)), "ordinary sums"
+    assert not equal_copies(nudged(query, keys, values, mask, 0.25)), "sums that cancel"
+    assert equal_copies(real(query, keys, values, mask, 0.25)), "control: the kernel itself"
+    monkeypatch.setitem(ATTENTION_KERNELS, "repeat_kv", nudged)
     with refused("self_attn.attention (attention kernel repeat_kv)"):
         require_usable(numeric("bf16"), TINY)
+    monkeypatch.setattr("minimodel.selfcheck.cancelling_attention", ordinary_attention)
+    copies_fault.cache_clear()
+    require_usable(numeric("bf16"), TINY)  # the control: without sums that cancel the check sees nothing
+
+
+def ordinary_attention(*given):
+    query, keys, values = cancelling_attention(*given)
+    return query, keys, values.abs() + 1
 
 
 def test_chunks_are_tried_where_a_command_prefills_in_chunks(monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.run import directory
-from experiments.run.directory import RunDirectory, read_finished, read_run
+from experiments.run.directory import RunDirectory, partial_ledger, read_finished, read_run
 from experiments.run.ledger import row_key
 from tests.helpers import edit_json, refused
 
@@ -47,6 +47,19 @@ def test_a_row_done_before_an_earlier_one_waits_in_a_partial_ledger(tmp_path):
     assert list(read_run(tmp_path / "run").rows) == ["a", "b"] and "partial" not in names(tmp_path / "run")
     timing = (tmp_path / "run/timing.jsonl").read_text().splitlines()
     assert [json.loads(line)["row"] for line in timing] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("passed", "same"), [(True, True), (False, False)])
+def test_a_partial_row_must_be_the_one_that_the_ledger_holds(tmp_path, passed, same):
+    row = {**ROWS[0], "index": 0}
+    path = opened(tmp_path / "run", rows=[row])
+    with partial_ledger(path, 1) as keep:
+        keep(0, {**row, "passed": passed}, {"row": "a"})
+    if same:
+        assert opened(path) == path
+    else:
+        with refused("rows-1.jsonl line 1: expected row a as elsewhere in this run, found other bytes"):
+            opened(path)
 
 
 def test_another_manifest_is_refused_with_the_fields_that_differ(tmp_path):
