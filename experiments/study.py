@@ -1,9 +1,9 @@
 """The whole study in order: every experiment of the paper, what goes beyond it, and the report.
 
 Each step runs `python -m experiments.NAME` in a process, which has its own peak of memory and its own settings of the
-numeric libraries. Every step resumes, so the same study again keeps finished rows. The first step that fails ends the
-study with its exit code. Runs go to ROOT/NAME-DTYPE, the report to ROOT/report. The last lines are the wall time of
-each step and the report's path.
+numeric libraries. Every step resumes, so the same study again keeps finished rows. After a step that fails no other
+starts, and the study ends with its exit code. Runs go to ROOT/NAME-DTYPE, the report to ROOT/report. The last lines are
+the wall time of each step and the report's path.
 
     python -m experiments.study
 """
@@ -29,6 +29,7 @@ from minimodel.numerics import NumericContract
 from minimodel.selfcheck import require_usable
 
 GRACE = 60.0  # seconds an interrupted step has to finish its record
+POLL_SECONDS = 0.1
 NUMERIC = ("device", "threads", "kernels", "attention", "linear")
 MATRIX, FIXED, AUDIT = "matrix-bf16", "fixed_prefix-bf16-fp32", "audit-matrix-fixed_prefix"
 
@@ -75,57 +76,80 @@ def study_steps(root: Path, later: Path, limit: int | None, given: dict[str, Any
     ]
 
 
-def run_step(step: Step) -> int:
-    """Runs one step to its end and returns its exit code. An interruption is passed on, waited for, and raised."""
-    with subprocess.Popen(step.command()) as process:
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            process.terminate()  # a terminal interrupts the step as well; a second signal is harmless
+def run_study(root: Path, steps: Sequence[Step], quiet: bool, jobs: int = 1) -> int:
+    """Runs the steps, up to `jobs` at once, and the report. Returns 0, or the code of the first step that failed."""
+    seconds: dict[Path, float] = {}
+    report = root / "report"
+    try:
+        code = run_steps(steps, quiet, jobs, seconds)
+        ran = [step.out for step in steps if step.out in seconds]
+        return code or run_steps([Step("report", report, (*ran, "--out", report))], quiet, 1, seconds)
+    finally:
+        for out, spent in seconds.items():
+            click.echo(f"{spent:9.1f} s  {out.name}")
+        if report in seconds:
+            click.echo(f"report: {report / 'report.html'}")
+
+
+def run_steps(steps: Sequence[Step], quiet: bool, jobs: int, seconds: dict[Path, float]) -> int:
+    """Runs the steps, up to `jobs` at once. Returns 0, or the code of the first that failed, after which none starts.
+
+    A step starts when those whose run directories are among its arguments have ended. seconds: gets the wall time of
+    each that ran, by run directory. An interruption is passed on, waited for, and raised.
+    """
+    left, running, failed = list(steps), dict[Path, tuple[subprocess.Popen[bytes], float]](), 0
+
+    def ended(out: Path) -> int:
+        process, started = running.pop(out)
+        seconds[out] = time.monotonic() - started
+        return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+    try:
+        while running or (left and not failed):
+            unfinished = {*running, *(step.out for step in left)}
+            due = [step for step in left if unfinished & {*step.arguments} <= {step.out}] if not failed else []
+            for step in due[: jobs - len(running)]:
+                left.remove(step)
+                if not without_rows(step):
+                    if sys.stderr.isatty() or not quiet:
+                        click.echo(f"== {step.out.name}", err=True)
+                    running[step.out] = subprocess.Popen(step.command()), time.monotonic()
+            time.sleep(POLL_SECONDS if running else 0)
+            for out in [out for out, (process, _) in running.items() if process.poll() is not None]:
+                if (code := ended(out)) == INTERRUPTED:
+                    raise KeyboardInterrupt
+                failed = failed or report_failure(out.name, code)
+    except BaseException:
+        for process, _ in running.values():
+            process.terminate()  # a terminal interrupts the steps as well; a second signal is harmless
+        for out, (process, _) in list(running.items()):
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
             process.kill()
-            raise
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    return code if code >= 0 else 128 - code
+            process.wait()
+            ended(out)
+        raise
+    return failed
 
 
-def run_study(root: Path, steps: Sequence[Step], quiet: bool) -> int:
-    """Runs the steps and the report. Returns 0, or the code of the first step that failed."""
-    ran: list[Step] = []
-    times: list[tuple[str, float]] = []
+def without_rows(step: Step) -> bool:
+    """Whether a step would have no row: a carrier without a trajectory to move. Prints that it is left out."""
+    if step.name != "carrier":
+        return False
+    rates = read_json_object(step.out.parent / FIXED / SUMMARY)["precisions"]["bf16"]
+    if rates["suffix_disagreement"]["count"]:
+        return False
+    click.echo("carrier: left out, no row of the fixed_prefix run diverges")
+    return True
 
-    def timed(step: Step) -> int:
-        if sys.stderr.isatty() or not quiet:
-            click.echo(f"== {step.out.name}", err=True)
-        started = time.monotonic()
-        try:
-            code = run_step(step)
-        finally:
-            times.append((step.out.name, time.monotonic() - started))
-        if code:
-            click.echo(f"the study stopped: {step.out.name} ended with code {code}", err=True)
-        if code == BAD_INPUT:
-            click.echo("(where the run there was made under other options, give the study another --out)", err=True)
-        return code
 
-    try:
-        for step in steps:
-            if step.name == "carrier":
-                rates = read_json_object(root / FIXED / SUMMARY)["precisions"]["bf16"]
-                if rates["suffix_disagreement"]["count"] == 0:  # then there is no trajectory to move
-                    click.echo("carrier: left out, no row of the fixed_prefix run diverges")
-                    continue
-            if code := timed(step):
-                return code
-            ran.append(step)
-        return timed(Step("report", root / "report", (*(step.out for step in ran), "--out", root / "report")))
-    finally:
-        for title, seconds in times:
-            click.echo(f"{seconds:9.1f} s  {title}")
-        if times and times[-1][0] == "report":
-            click.echo(f"report: {root / 'report' / 'report.html'}")
+def report_failure(title: str, code: int) -> int:
+    """Returns a step's code, and prints which step failed where it is not 0."""
+    if code:
+        click.echo(f"the study stopped: {title} ended with code {code}", err=True)
+    if code == BAD_INPUT:
+        click.echo("(where the run there was made under other options, give the study another --out)", err=True)
+    return code
 
 
 OPTIONS: list[options.Decorator] = [
@@ -138,6 +162,9 @@ OPTIONS: list[options.Decorator] = [
     options.LIMIT,
     click.option("--skip", "skipped", multiple=True, type=click.Choice(["causes", "carrier"]),
                  help="Leave a step out."),
+    click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+                 help="Steps that run at once, on the same cores: the same rows in less time, as most steps leave a "
+                 "part of the cores idle. Times in the report are then those of a shared machine."),
     *options.NUMERIC,
     options.BATCH_SIZE,
     options.QUIET,
@@ -147,13 +174,14 @@ OPTIONS: list[options.Decorator] = [
 @click.command(help=__doc__)
 @partial(options.with_options, options=OPTIONS)
 @as_command("experiments.study", resumes=True)
-def main(root: Path, later: Path, limit: int | None, skipped: tuple[str, ...], **given: Any) -> int:
+def main(root: Path, later: Path, limit: int | None, skipped: tuple[str, ...], jobs: int, **given: Any) -> int:
     config = open_checkpoint(given["checkpoint"]).config
     numeric = {name: given[name] for name in (*NUMERIC, "reduced_precision")}
     for dtype in ("bf16", "fp32"):  # here, so that every step runs in one environment
         require_usable(NumericContract(dtype, **numeric), config)
-    steps = study_steps(root, later, limit, given)
-    return run_study(root, [step for step in steps if step.name not in skipped], given["quiet"])
+    # the progress of several steps at once, on one terminal, could not be read
+    steps = study_steps(root, later, limit, {**given, "quiet": given["quiet"] or jobs > 1})
+    return run_study(root, [step for step in steps if step.name not in skipped], given["quiet"], jobs)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.study import Step, run_step, run_study, study_steps
+from experiments.study import Step, run_steps, run_study, study_steps
 from tests.experiments.commands import command, start
 from tests.experiments.runs import inputs
 
@@ -82,12 +82,58 @@ def test_a_whole_study_ends_with_the_report(tmp_path, monkeypatch, capsys):
     assert run_study(tmp_path / "runs", steps, True) == 0 and "carrier-bf16" not in titles(ran)
 
 
+def test_several_steps_at_once(tmp_path, monkeypatch):
+    """A step starts only when the runs that it reads have ended; the report names the runs in the study's order."""
+    steps, log = steps_in(tmp_path), tmp_path / "log"
+    # each step writes when it starts and ends
+    code = "import sys, time; f = open(sys.argv[1], 'a', 1); print('+', sys.argv[2], file=f); "
+    code += "time.sleep(float(sys.argv[3])); print('-', sys.argv[2], file=f)"
+
+    def shell(step):
+        return [
+            sys.executable,
+            "-c",
+            code,
+            log,
+            step.out.name,
+            {"matrix-fp32": "0", "causes": "1"}.get(step.name, "0.2"),
+        ]
+
+    script(monkeypatch, {})
+    monkeypatch.setattr(Step, "command", shell)
+    assert run_study(tmp_path / "runs", steps, True, jobs=3) == 0
+    seen: set[str] = set()
+    at_once = most = 0
+    for sign, title in (line.split() for line in log.read_text().splitlines()):
+        at_once += 1 if sign == "+" else -1
+        most = max(most, at_once)
+        if sign == "-":
+            seen.add(title)
+            continue
+        reads = [s.arguments for s in steps if s.out.name == title] or [tuple(s.out for s in steps)]
+        made = {s.out.name for s in steps if s.out in reads[0]} - {title}
+        assert made <= seen, title
+    assert most == 3 and seen == {*titles(steps), "report"}
+
+
+def test_after_a_failure_no_step_starts_and_those_that_run_end(tmp_path, monkeypatch, capsys):
+    ran = script(monkeypatch, {"matrix-bf16": 3})
+    assert run_study(tmp_path / "runs", steps_in(tmp_path), True, jobs=3) == 3
+    assert {"matrix-bf16", "matrix-fp32", "batch_control-bf16"} == {*titles(ran)}, "the others read the failed run"
+    assert {line.split()[-1] for line in capsys.readouterr().out.splitlines()} == {*titles(ran)}
+
+
 def test_an_interrupted_or_killed_step(tmp_path, monkeypatch):
-    script(monkeypatch, {"step": 130})
+    """The others that run are interrupted too, and waited for."""
+    seconds: dict[Path, float] = {}
+    steps = [Step("matrix", tmp_path / name, ()) for name in ("long", "step")]
+    stop = {"long": "trap 'sleep 0.3; exit 130' TERM; sleep 60 & wait", "step": "sleep 0.3; exit 130"}
+    monkeypatch.setattr(Step, "command", lambda step: ["sh", "-c", stop[step.out.name]])
     with pytest.raises(KeyboardInterrupt):
-        run_step(Step("matrix", tmp_path / "step", ()))
+        run_steps(steps, True, 2, seconds)
+    assert set(seconds) == {step.out for step in steps} and 0.5 < seconds[tmp_path / "long"] < 30
     monkeypatch.setattr(Step, "command", lambda step: ["sh", "-c", "kill -9 $$"])
-    assert run_step(Step("matrix", tmp_path / "step", ())) == 137
+    assert run_steps(steps, True, 1, {}) == 137
 
 
 def test_bad_input_stops_at_the_first_step(tmp_path):
@@ -98,7 +144,7 @@ def test_bad_input_stops_at_the_first_step(tmp_path):
 
 @pytest.mark.slow
 def test_a_study_from_nothing_interrupted_and_resumed(study, tmp_path):
-    arguments = ["--out", tmp_path / "runs", "--later", study / "later", "--limit", 4, *inputs(study)]
+    arguments = ["--out", tmp_path / "runs", "--later", study / "later", "--limit", 4, "--jobs", 2, *inputs(study)]
     process = start("experiments.study", *arguments, cwd=tmp_path)
     ledger = tmp_path / "runs/matrix-bf16/rows.jsonl"
     while process.poll() is None and not (ledger.exists() and ledger.stat().st_size):
@@ -111,7 +157,7 @@ def test_a_study_from_nothing_interrupted_and_resumed(study, tmp_path):
     assert done.returncode == 0, done.stderr
     assert ledger.read_bytes().startswith(kept) and done.stdout.splitlines()[-1].endswith("report/report.html")
     shown = [line.split()[-1] for line in done.stdout.splitlines() if line.rstrip().split()[1:2] == ["s"]]
-    assert shown[-1] == "report" and shown[:-1] == [step.out.name for step in steps_in(tmp_path)][: len(shown) - 1]
+    assert shown[-1] == "report" and {*titles(steps_in(tmp_path))} - {*shown} <= {"carrier-bf16"}
     summaries = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/summary.json")]
     assert len(summaries) == len(shown) - 1 and all(one["passed"] for one in summaries)
 
