@@ -44,7 +44,7 @@ class Findings:
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    peak_bytes: int = 0
+    peak_bytes: int = 0  # the most that a child held beyond what its parent held
 
     @property
     def inputs(self) -> int:
@@ -126,6 +126,7 @@ def watch_reads(directory: Path) -> list[str]:
 def run_batch(bases: Bases, seed: int, indices: range, log: Path) -> int:
     """In a child: opens the inputs one by one and logs each line by line, so that the parent can name the last one."""
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # what the parent held is the child's from the start
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY_BYTES, held + MEMORY_BYTES))
     seconds = CPU_SECONDS + len(indices) // 20
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
@@ -142,7 +143,7 @@ def run_batch(bases: Bases, seed: int, indices: range, log: Path) -> int:
                 outcome = f"FAULT {type(error).__name__}: {' '.join(str(error).split())[:200]}"
             looking[0] = False
             file.write((f"FAULT read outside: {outside[0]}" if outside else outcome) + "\n")
-        file.write(f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}\n")
+        file.write(f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before}\n")
     return 0
 
 
