@@ -1,7 +1,8 @@
 """A job of several ranks as the elastic launcher runs it, each rank forked from this process: no imports, no launcher.
 
 The store lives here, as it lives in the launcher's agent. As there, the first rank that fails ends the job: the others
-get SIGTERM, and the job's code is that rank's.
+get SIGTERM, and the job's code is that rank's. The store is made once all ranks are forked, and its port is sent to
+each: its thread looks up the name of every peer, and a rank forked meanwhile would wait for a lock of the C library.
 """
 
 import json
@@ -38,8 +39,13 @@ def run_job(bodies, folder):
     """Runs one rank per body."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # so that no child waits for threads that the fork left behind
+    reader, writer = os.pipe()
+    pids = [_fork(body, rank, len(bodies), reader, folder) for rank, body in enumerate(bodies)]
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    pids = [_fork(body, rank, len(bodies), store.port, folder) for rank, body in enumerate(bodies)]
+    for _ in pids:
+        os.write(writer, f"{store.port:5}".encode())
+    os.close(reader)
+    os.close(writer)
     codes: dict[int, int] = {}
     first, deadline = 0, time.monotonic() + SECONDS
     try:
@@ -63,14 +69,15 @@ def run_job(bodies, folder):
     return Job(first, [codes[rank] for rank in range(len(bodies))], *texts)
 
 
-def _fork(body, rank, size, port, folder):
+def _fork(body, rank, size, reader, folder):
     pid = os.fork()
     if pid == 0:
+        port = os.read(reader, 5).decode().strip()
         os.environ |= {
             **{name: str(rank) for name in ("RANK", "LOCAL_RANK")},
             **{name: str(size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")},
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": port,
         }
         become(body, folder / f"{rank}.out", folder / f"{rank}.err")
     return pid
