@@ -43,6 +43,13 @@ CHUNKS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
+class WithChunks(Arms):
+    """The arms of a row of one of the CHUNKED cells."""
+
+    chunks: dict[str, Any]  # of `chunk_curve`
+
+
+@dataclass(frozen=True)
 class Causes(Crossed):
     """Both constructions of every prefix under every cell, their suffixes, their drift, and their distance to FP64."""
 
@@ -65,8 +72,11 @@ class Causes(Crossed):
 
     def decode(self, index: int, progress: RowProgress) -> Steps[Arms]:
         made = yield from super().decode(index, progress)
-        progress.arm("chunks")  # of `extra`: no part of the last suffix's cost
-        return made
+        progress.arm("chunks")  # no part of the last suffix's cost
+        if self.part(index).partition("/")[2] not in CHUNKED:
+            return made
+        curve = yield from chunk_curve(self.model(index), made["incremental"].boundary, made.state)
+        return WithChunks(made.index, made.arms, curve)
 
     @gate
     def invariant_exact(self, made: Arms) -> bool:
@@ -78,10 +88,10 @@ class Causes(Crossed):
     flip_caught = gate(lambda self, made: flip_is_caught(made["prefill"].boundary))
 
     def extra(self, made: Arms) -> RowExtra:
-        cell, built = self.part(made.index), {name: arm.boundary for name, arm in made.arms.items()}
-        extra: RowExtra = {"cell": cell, "oracle": oracle_entry(built, self.oracle(made.state))}
-        if cell.partition("/")[2] in CHUNKED:
-            extra["chunks"] = chunk_curve(self.model(made.index), built["incremental"], made.state)
+        built = {name: arm.boundary for name, arm in made.arms.items()}
+        extra: RowExtra = {"cell": self.part(made.index), "oracle": oracle_entry(built, self.oracle(made.state))}
+        if isinstance(made, WithChunks):
+            extra["chunks"] = made.chunks
         return extra
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
@@ -125,12 +135,19 @@ def flip_is_caught(boundary: Boundary) -> bool:
     return drift.first_difference == wanted and drift.layers[layer][1].differing == boundary.cache.batch
 
 
-def chunk_curve(model: Decoder, incremental: Boundary, state: State) -> dict[str, Any]:
+def chunk_curve(model: Decoder, incremental: Boundary, state: State) -> Steps[dict[str, Any]]:
     """Compares prefill in calls of c tokens with incremental. Returns by c whether they are exact, the share of
-    elements that differ, and the relative L2."""
+    elements that differ, and the relative L2.
+
+    Calls of one token are yielded as steps, which rows take together: nearly half of all calls.
+    """
     curve = {}
     for chunk in [c for c in CHUNKS if c < len(state)] + [len(state)]:
-        entry = compare(incremental.cache, build_prefill(model, state, chunk=chunk).cache).as_dict()
+        if chunk == 1:
+            built = yield from incremental_steps(model, state)
+        else:
+            built = build_prefill(model, state, chunk=chunk)
+        entry = compare(incremental.cache, built.cache).as_dict()
         curve["one_call" if chunk == len(state) else str(chunk)] = {
             "exact": entry["exact"],
             "share": entry["differing"] / entry["elements"],

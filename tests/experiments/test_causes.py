@@ -4,6 +4,7 @@ import pytest
 
 import experiments.causes.__main__ as causes
 from cache.drift import compare
+from decode.greedy import alone
 from experiments.causes.rules import FACTORS
 from minimodel.invariant import linear as invariant_linear
 from minimodel.selfcheck import copies_fault
@@ -25,7 +26,7 @@ def test_a_flipped_bit_is_caught_at_its_place(three):
 
 
 def test_chunks_of_one_are_incremental_and_one_call_is_prefill(three):
-    curve = causes.chunk_curve(three.model, three.incremental, three.live.state)
+    curve = alone(causes.chunk_curve(three.model, three.incremental, three.live.state))
     assert curve["1"]["exact"] and curve["1"]["share"] == 0
     one_call, whole = curve["one_call"], compare(three.incremental.cache, three.prefill.cache).as_dict()
     assert not one_call["exact"]
