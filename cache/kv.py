@@ -26,24 +26,25 @@ class KVCache:
         dtype: torch.dtype,
         devices: torch.device | list[torch.device],
     ) -> None:
-        places = devices if isinstance(devices, list) else [devices] * layers
-        shape = (batch, heads, capacity, head_dim)
+        """heads: H_kv. devices: of each layer, or one for all."""
+        each = devices if isinstance(devices, list) else [devices] * layers
+        shape = (batch, heads, capacity, head_dim)  # [B, H_kv, capacity, D]
         self.layers, self.batch, self.capacity = layers, batch, capacity
         try:
-            self._keys = [torch.empty(shape, dtype=dtype, device=place) for place in places]
-            self._values = [torch.empty(shape, dtype=dtype, device=place) for place in places]
-        except RuntimeError:  # torch's name for an allocation that failed; a contract's caps may be far too large
+            self._keys = [torch.empty(shape, dtype=dtype, device=device) for device in each]
+            self._values = [torch.empty(shape, dtype=dtype, device=device) for device in each]
+        except RuntimeError:  # torch raises it for an allocation that failed; a contract's caps may be far too large
             size = 2 * layers * math.prod(shape) * dtype.itemsize
             raise InputError(f"cache: expected {size} bytes of free memory for {capacity} tokens, found less") from None
         self._length = 0
-        self._begun = (0, 0)  # of the call under way: layers written, tokens each; (0, 0) between calls
+        self._begun = (0, 0)  # (layers written, T) of a decoder call that has not reached the last layer; else (0, 0)
 
     @classmethod
     def for_model(cls, model: Decoder, batch: int, capacity: int) -> "KVCache":
         """Allocates `capacity` tokens of `batch` copies in the model's dtype, each layer's on that layer's device."""
-        config, dtype, places = model.config, model.numeric.torch_dtype, list(model.places)
+        config, dtype, devices = model.config, model.numeric.torch_dtype, list(model.devices)
         heads, head_dim = config.num_key_value_heads, config.head_dim
-        return cls(config.num_hidden_layers, batch, heads, capacity, head_dim, dtype, places)
+        return cls(config.num_hidden_layers, batch, heads, capacity, head_dim, dtype, devices)
 
     def __len__(self) -> int:
         """Tokens held by every layer."""
@@ -55,13 +56,13 @@ class KVCache:
         A call writes layers 0, 1, ... in order, T tokens each; then the length advances by T. InputError for another
         layer or T, beyond the capacity, and for another dtype or shape, which torch would convert or broadcast.
         """
-        written, begun = self._begun
+        written, length = self._begun
         if layer != written:
             raise refuse("cache layer", f"layer {written}: a call writes every layer once, in order", layer)
-        if written and keys.shape[2] != begun:
-            raise refuse(f"cache layer {layer}", f"{begun} tokens, as layer 0 of this call had", keys.shape[2])
-        held = self._keys[layer]
-        expected = (*held.shape[:2], keys.shape[2], held.shape[3])
+        if written and keys.shape[2] != length:
+            raise refuse(f"cache layer {layer}", f"{length} tokens, as layer 0 of this call had", keys.shape[2])
+        held = self._keys[layer]  # [B, H_kv, capacity, D]
+        expected = (*held.shape[:2], keys.shape[2], held.shape[3])  # [B, H_kv, T, D]
         for name, new in (("keys", keys), ("values", values)):
             if new.shape != expected or new.dtype != held.dtype:
                 at = f"cache layer {layer} {name}"
@@ -74,7 +75,7 @@ class KVCache:
         self._begun = (layer + 1, keys.shape[2])
         if layer == self.layers - 1:
             self._length, self._begun = stop, (0, 0)
-        return self._keys[layer][:, :, :stop], self._values[layer][:, :, :stop]
+        return self._keys[layer][:, :, :stop], self._values[layer][:, :, :stop]  # [B, H_kv, S, D] each
 
     def keys(self, layer: int) -> Tensor:
         """Returns a view [B, H_kv, n, D] of the n tokens held."""
@@ -98,8 +99,8 @@ class KVCache:
         if capacity < self._length:
             raise refuse("cache capacity", f"at least its length {self._length}", capacity)
         (_, heads, _, head_dim), dtype = self._keys[0].shape, self._keys[0].dtype
-        places = [tensor.device for tensor in self._keys]
-        other = KVCache(self.layers, self.batch, heads, capacity, head_dim, dtype, places)
+        devices = [tensor.device for tensor in self._keys]
+        other = KVCache(self.layers, self.batch, heads, capacity, head_dim, dtype, devices)
         other._length = self._length
         for (_, _, target), (_, _, source) in zip(other.tensors(), self.tensors()):
             target.copy_(source)

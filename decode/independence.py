@@ -1,10 +1,10 @@
-"""How many requests may step together on this machine: up to which row count every row-wise part keeps a pair's bits.
+"""Finds how many requests may step together on this machine: as many as keep, each, the bits they have alone.
 
-A library picks the order of its sums by the number of rows. So each part of a decode step is tried in every call that
-2, 3, ... requests can make, two rows each: the linear maps by their shapes on sums that cancel (see
-`minimodel.invariant.checks`), the norm, the activation, the rotation, the head, and one whole layer of the model with
-attention over caches of different lengths. What is measured is a property of shapes, dtype, kernels and threads, not of
-the numbers in a weight.
+A request brings two rows (its two copies) to a step, and a library picks the order of its sums by the number of rows.
+So each part of a decode step is tried with the rows of 2, 3, ... requests and compared with calls of two rows: every
+projection by its shape, on sums that cancel (`minimodel.invariant.checks`); norm, activation and rotation; and the
+model's first layer with attention over caches of different lengths. The result is a property of shapes, dtype, kernels
+and threads, not of the values in a weight.
 """
 
 import copy
@@ -23,33 +23,34 @@ from minimodel.decoder import Decoder
 from minimodel.invariant.attention import KEY_BLOCK
 from minimodel.invariant.checks import LARGE, Rows, cancelling
 from minimodel.layers import apply_rotary_pos_emb, rms_norm
-from minimodel.linear import LINEAR_KERNELS, Maps, Plain
+from minimodel.linear import LINEAR_KERNELS, Plain, Projections
 from minimodel.packed import Packed
 from minimodel.roles import NUM_ROLES
 from minimodel.selfcheck import one_layer, random_kv
 
 LARGEST = 16  # requests tried by default
-FEW_TOKENS = 64  # embedding rows of the trial layer where the head is too large to be made twice
+HEAD = "lm_head"
+FEW_TOKENS = 64  # vocabulary of the trial layer where the head is too large to be made twice
 
 
 @dataclass(frozen=True)
 class Together:
-    """The most requests that may step together, and how."""
+    """The most requests that may step together, and the decoder that does it."""
 
     size: int  # requests; 1 where no two may
-    model: Decoder  # for `step_together`: the same weights, each plain map in the `Way` that keeps a pair's bits
-    limit: str  # the part that allows no more than `size`; empty where all parts allow as many as were tried
+    model: Decoder  # for `step_together`: the same weights, each projection in the `Way` that keeps a request's bits
+    limit: str  # the part that fails with one request more, and its rows; empty where all that were tried pass
 
 
-_KNOWN: dict[object, tuple[int, dict[Shape, Way], SeveralAttention | None, str]] = {}
+_KNOWN: dict[object, tuple[int, dict[Shape, Way], SeveralAttention | None, str]] = {}  # checks made
 
 
 @torch.inference_mode()
 def together_here(model: Decoder, most: int = LARGEST) -> Together:
     """Returns the largest number of requests up to `most` whose common step gives each of them the bits it has alone.
 
-    Puts the model's numeric contract in force. A linear map whose rows do not keep their bits in one call takes them in
-    another way (see `_way`). Attention takes all requests in one call where the kernel can and the layer's check holds.
+    Puts the model's numeric contract in force. A projection whose rows do not keep their bits in one call is computed
+    in another way (see `_way`). Attention is one call for all requests where the kernel has one and the layer passes.
     """
     model.numeric.apply()
     numeric = model.numeric
@@ -57,8 +58,8 @@ def together_here(model: Decoder, most: int = LARGEST) -> Together:
     key = (numeric, model.config, model.role_embedding is None, most, *kernels)
     if key not in _KNOWN:
         trial = _trial_layer(model)
-        known = [maps for maps in _maps(model, trial).values() if isinstance(maps, (Plain, Packed))]
-        ways = {shape_of(maps): way for maps in known if (way := _way(maps, most))}
+        known = [run for run, _ in _projections(model, trial).values() if isinstance(run, (Plain, Packed))]
+        ways = {shape_of(run): way for run in known if (way := _way(run, most))}
         size, limit = most, ""
         for name, function, x in _parts(taking(model, ways), taking(trial, ways), most):
             found = row_counts_equal(function, x[: COPIES * size])
@@ -76,8 +77,8 @@ def together_here(model: Decoder, most: int = LARGEST) -> Together:
 
 
 def row_counts_equal(function: Rows, x: Tensor) -> int:
-    """Returns the largest K such that `function` gives each pair of rows the bits that a call of that pair alone gives
-    it, in every call of 2, 3, ..., K pairs of x [2N, ...], in order and from the last pair backwards. From 1 to N.
+    """Returns the largest K from 1 to N such that every call of 2, 3, ..., K pairs of rows of x [2N, ...] gives each
+    pair the bits of a call of that pair alone. Each number of pairs is tried in order and from the last pair backwards.
     """
     pairs = x.split(COPIES)
     alone = [function(pair.clone()) for pair in pairs]
@@ -88,38 +89,43 @@ def row_counts_equal(function: Rows, x: Tensor) -> int:
     return len(pairs)
 
 
-def _maps(model: Decoder, trial: Decoder) -> dict[str, Maps]:
-    """Returns the trial layer's maps by name, and the model's own head where the trial layer has none of its size."""
-    layer = trial.layers[0]
+def _projections(model: Decoder, trial: Decoder) -> dict[str, tuple[Projections, int]]:
+    """Returns (function, width of its input) by name: the trial layer's projections, and a head of the model's size."""
+    config, layer = trial.config, trial.layers[0]
     return {
-        "the q, k and v maps": layer.qkv_proj,
-        "the o map": layer.o_proj,
-        "the gate and up maps": layer.gate_up_proj,
-        "the down map": layer.down_proj,
-        "the head": trial.lm_head if trial.config.vocab_size == model.config.vocab_size else model.lm_head,
+        "q_proj, k_proj, v_proj": (layer.qkv_proj, config.hidden_size),
+        "o_proj": (layer.o_proj, config.num_attention_heads * config.head_dim),
+        "gate_proj, up_proj": (layer.gate_up_proj, config.hidden_size),
+        "down_proj": (layer.down_proj, config.intermediate_size),
+        HEAD: (trial.lm_head if config.vocab_size == model.config.vocab_size else model.lm_head, config.hidden_size),
     }
 
 
-def _joined(maps: Maps, x: Tensor) -> Tensor:
-    return torch.cat(list(maps(x)), dim=-1)
+def _joined(run: Projections, x: Tensor) -> Tensor:
+    return torch.cat(list(run(x)), dim=-1)  # [..., sum of the outputs]
 
 
-def _way(maps: Plain | Packed, most: int) -> Way | None:
-    """Returns how maps take the rows of up to `most` requests: None where they need no other way.
+def _wide_rows(most: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns rows [2 * most, 1, width] of many magnitudes, whose products with a trial layer's weights cancel."""
+    return cancelling(COPIES * most, width, 2, dtype, device)[0][:, None]
 
-    A packed weight was tried at load for one request only: the packed call is used for all where it keeps every pair's
-    bits. Plain maps are called once where that keeps them, else in the faster of two ways that do, a batched product of
-    pairs (tried on weights that are not large) and a call each.
+
+def _way(run: Plain | Packed, most: int) -> Way | None:
+    """Returns how projections are computed for up to `most` requests: None where they need no other way.
+
+    Packed: the packed call at every row count, if that keeps every request's bits; at load it was tried for one request
+    only. Plain: one call, if that keeps them; else the faster of two ways that do, one batched product of pairs (not
+    tried on large weights) and a call for each request.
     """
-    weights = [maps.run.packed] if isinstance(maps, Packed) else [weight for weight, _ in maps.parts]
-    x = cancelling(COPIES * most, weights[0].shape[1], 2, weights[0].dtype, weights[0].device)[0][:, None]
-    if isinstance(maps, Packed):
-        usable = maps.counts is not None and COPIES in maps.counts
-        holds = usable and row_counts_equal(partial(_joined, replace(maps, counts=None)), x) == most
+    weights = [run.run.packed] if isinstance(run, Packed) else [weight for weight, _ in run.parts]
+    x = _wide_rows(most, weights[0].shape[1], weights[0].dtype, weights[0].device)
+    if isinstance(run, Packed):
+        usable = run.counts is not None and COPIES in run.counts
+        holds = usable and row_counts_equal(partial(_joined, replace(run, counts=None)), x) == most
         return Packed if holds else None
-    if row_counts_equal(partial(_joined, maps), x) == most:
+    if row_counts_equal(partial(_joined, run), x) == most:
         return None
-    pairs, each = Pairs(maps.parts), OneCallEach(maps.parts)
+    pairs, each = Pairs(run.parts), OneCallEach(run.parts)
     large = any(weight.numel() > LARGE for weight in weights)
     if large or row_counts_equal(partial(_joined, pairs), x) < most:
         return OneCallEach
@@ -132,23 +138,17 @@ def _parts(model: Decoder, trial: Decoder, most: int) -> Iterator[tuple[str, Row
     """Yields each row-wise part of a step: its name, a function [2K, 1, ...] -> [2K, 1, ...], and rows to try it on."""
     config, layer = trial.config, trial.layers[0]
     dtype, device = model.numeric.torch_dtype, trial.norm.device
-    inner, projected = config.intermediate_size, config.num_attention_heads * config.head_dim
-
-    def wide(width: int) -> Tensor:
-        """[2 * most, 1, width]: terms of many magnitudes, whose products with the trial layer's weights cancel."""
-        return cancelling(COPIES * most, width, 2, dtype, device)[0][:, None]
-
-    angles = torch.arange(config.head_dim, device=device).to(torch.float32)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    norm = lambda x: rms_norm(x, layer.input_layernorm, config.rms_norm_eps)  # noqa: E731
-    yield "the norm", norm, wide(config.hidden_size)
-    yield "the activation", lambda x: model.silu(x) * x, wide(inner)
-    heads = wide(projected).unflatten(-1, (-1, config.head_dim))  # [2 * most, 1, H, D]
-    yield "the rotation", lambda x: apply_rotary_pos_emb(x, cos, sin), heads
-    for name, maps in _maps(model, trial).items():
-        width = {"the o map": projected, "the down map": inner}.get(name, config.hidden_size)
-        if name != "the head" or not isinstance(maps, OneCallEach):  # a very large one would take long for nothing
-            yield name, partial(_joined, maps), wide(width).to(model.norm.device if name == "the head" else device)
+    wide = partial(_wide_rows, most, dtype=dtype, device=device)
+    angles = torch.arange(config.head_dim, device=device).to(torch.float32)  # [D]
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)  # as the model's: rounded to its dtype
+    yield "the norm", lambda x: rms_norm(x, layer.input_layernorm, config.rms_norm_eps), wide(config.hidden_size)
+    yield "the activation", lambda x: model.silu(x) * x, wide(config.intermediate_size)
+    heads = wide(config.num_attention_heads * config.head_dim).unflatten(-1, (-1, config.head_dim))
+    yield "the rotation", lambda x: apply_rotary_pos_emb(x, cos, sin), heads  # [2 * most, 1, H, D]
+    for name, (run, width) in _projections(model, trial).items():
+        if name == HEAD and isinstance(run, OneCallEach):
+            continue  # a call for each request has its bits by construction, and a large head would take long
+        yield name, partial(_joined, run), wide(width).to(model.norm.device if name == HEAD else device)
 
 
 def _trial_layer(model: Decoder) -> Decoder:
@@ -172,8 +172,9 @@ def _layer_size(model: Decoder, most: int) -> int:
     each over caches of different lengths, every observed tensor has the bits of K steps of one request.
     """
     one = copy.copy(model)
-    one.config, one.layers, one.places = replace(model.config, num_hidden_layers=1), model.layers[:1], model.places[:1]
-    one.norm = model.norm.to(one.places[0])
+    one.config = replace(model.config, num_hidden_layers=1)
+    one.layers, one.devices = model.layers[:1], model.devices[:1]
+    one.norm = model.norm.to(one.devices[0])
     requests = [_request(model, number) for number in range(most)]
     alone = [_observed(one, [request]) for request in requests]
     for count in range(2, most + 1):
@@ -199,7 +200,7 @@ def _request(model: Decoder, number: int) -> Request:
     """Returns random tokens and keys, a length that no other request has, and a mask that hides some keys."""
     config, device = model.config, model.numeric.torch_device
     generator = torch.Generator().manual_seed(number)
-    # every other request reaches into the second block of keys, which `blocked` gives the others as zeros
+    # every other request has a second block of keys, in whose place `blocked` gives the shorter requests zeros
     length = min(3 + 7 * number + KEY_BLOCK * (number % 2), config.max_position_embeddings - 1)
     mask = (torch.rand(length + 1, generator=generator) < 0.8).index_fill(0, torch.tensor(length), True)
     token = int(torch.randint(config.vocab_size, (1,), generator=generator))

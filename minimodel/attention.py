@@ -23,7 +23,7 @@ SeveralAttention = Callable[[Tensor, Sequence[tuple[Tensor, Tensor]], Sequence[T
 
 
 def repeat_heads(x: Tensor, groups: int) -> Tensor:
-    """[B, H_kv, S, D] -> [B, H_kv * groups, S, D]: query head h reads key/value head h // groups."""
+    """transformers' `repeat_kv`: [B, H_kv, S, D] -> [B, H_kv * groups, S, D]; query head h reads head h // groups."""
     batch, heads, length, head_dim = x.shape
     return x[:, :, None].expand(batch, heads, groups, length, head_dim).reshape(batch, heads * groups, length, head_dim)
 
@@ -34,7 +34,7 @@ def softmax_fp32(weights: Tensor) -> Tensor:
 
 
 def softmax_model_dtype(weights: Tensor) -> Tensor:
-    """The same, but difference, exponential, sum and quotient each round to the model dtype."""
+    """Softmax over the last axis; difference, exponential, sum and quotient each round to the model dtype."""
     weights = (weights - weights.amax(dim=-1, keepdim=True)).exp()  # [B, H, T, S]
     return weights / weights.sum(dim=-1, keepdim=True)  # [B, H, T, S]
 
@@ -43,7 +43,7 @@ def eager(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, softmax: Softmax = softmax_fp32
 ) -> Tensor:
     """Two matrix products and an FP32 softmax: transformers `eager_attention_forward` (models/qwen2, 4.46 to 5.24)."""
-    groups = query.shape[1] // keys.shape[1]
+    groups = query.shape[1] // keys.shape[1]  # H // H_kv
     keys, values = repeat_heads(keys, groups), repeat_heads(values, groups)  # [B, H, S, D]
     if mask is None:
         mask = causal_mask(query.shape[2], keys.shape[2], query.device)  # [1, 1, T, S]
@@ -56,9 +56,10 @@ def eager(
 
 def sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """torch's scaled_dot_product_attention: query [B, H, T, D], keys and values of H or H_kv heads -> [B, T, H, D]."""
-    length, key_length = query.shape[2], keys.shape[2]
-    if mask is None and 1 < length != key_length:
-        mask = causal_mask(length, key_length, query.device)  # SDPA's own counts the queries from the first key
+    length, key_length = query.shape[2], keys.shape[2]  # T, S
+    if mask is None and length > 1 and length != key_length:
+        # `is_causal` would take the queries for the first T positions; they are the last T of S
+        mask = causal_mask(length, key_length, query.device)  # [1, 1, T, S]
     causal, grouped = mask is None and length > 1, query.shape[1] != keys.shape[1]
     out = F.scaled_dot_product_attention(
         query, keys, values, attn_mask=mask, scale=scaling, is_causal=causal, enable_gqa=grouped
@@ -92,10 +93,10 @@ def packed_gqa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
     """
     batch, heads, length, head_dim = query.shape
     kv_heads = keys.shape[1]
-    if mask is None and kv_heads != heads:
-        return sdpa(query, keys, values, None, scaling)
-    if length > 1 or mask is None or kv_heads == heads:
+    if kv_heads == heads or (mask is not None and length > 1):
         return repeat_kv(query, keys, values, mask, scaling)
+    if mask is None:
+        return sdpa(query, keys, values, None, scaling)
     packed = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)  # [B, H_kv, H // H_kv, D]
     out = sdpa(packed, keys, values, mask, scaling)  # [B, H // H_kv, H_kv, D]
     return out.transpose(1, 2).reshape(batch, 1, heads, head_dim)  # [B, 1, H, D]
@@ -104,9 +105,9 @@ def packed_gqa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
 def sdpa_fp32(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """`repeat_kv` with all of attention in FP32, rounded once at its end: isolates attention's own roundings.
 
-    Queries, keys and values are still rounded to the model dtype before, and K/V is stored in it. FP64 stays FP64.
+    Queries, keys and values arrive rounded to the model dtype, in which K/V is stored. FP64 stays FP64.
     """
-    wide = at_least_fp32(query.dtype)
+    wide = at_least_fp32(query.dtype)  # scores, softmax and both products see it
     out = repeat_kv(query.to(wide), keys.to(wide), values.to(wide), mask, scaling)  # [B, T, H, D]
     return out.to(query.dtype)  # the output projection sees the model dtype
 

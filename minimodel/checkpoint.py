@@ -1,4 +1,4 @@
-"""A checkpoint directory: which files, which tensors, and their names and shapes checked before any is read."""
+"""A checkpoint directory: its files, its tensors, and the checks of names and shapes before any tensor is read."""
 
 import math
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 ROLE_TABLE, ROLE_PICKLE = "role_embedding.safetensors", "role_embedding.pt"
 CONTRACT, TOKENIZER = "contract.json", "tokenizer.json"
 
-SHOWN = 12  # tensors named in a warning
+SHOWN = 12  # tensors that a warning names
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The checked contents of a directory. Each small file is read once, here."""
+    """The checked contents of a directory, from `open_checkpoint`."""
 
     directory: Path
     config: ModelConfig
-    tensors: dict[str, TensorEntry]  # by name
+    tensors: dict[str, TensorEntry]  # where each tensor lies, by its name in the decoder; role_embedding.weight too
     contract: dict[str, Any] | None  # contract.json's object; None for a stock checkpoint (no role table, no contract)
-    rules: RoleRules | None  # of that object
+    rules: RoleRules | None  # the role rules in that object
     warnings: tuple[str, ...]  # notes for the manifest
-    files: dict[str, Identity | None]  # every file that decides a bit, as it was before the first was read
+    files: dict[str, Identity | None]  # every file that decides a bit, as it was before the first one was read
 
     def cast_warnings(self, dtype: torch.dtype) -> list[str]:
         """Returns one line that names and counts the tensors whose values change when read as `dtype`, if any do."""
@@ -57,7 +57,7 @@ class Checkpoint:
 def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
     """Reads the small files and every table of contents; InputError for whatever does not fit. Reads no tensor.
 
-    `stock`: leave a role table and a contract aside, in whatever form they may be there.
+    `stock`: a role table and a contract are ignored, whatever they hold.
     """
     directory = files.checkpoint_directory(directory)
     before = {name: files.identity(directory / name) for name in _deciding_files(directory)}
@@ -84,7 +84,7 @@ def open_checkpoint(directory: str | Path, stock: bool = False) -> Checkpoint:
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the decoder under its checkpoint name, in forward order, with its shape."""
+    """Returns every tensor's shape under its checkpoint name, in forward order, the role table's excepted."""
     e, i, d = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
     layer: dict[str, tuple[int, ...]] = {
@@ -107,6 +107,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _weights(directory: Path) -> dict[str, TensorEntry]:
+    """Returns the tensors of model.safetensors, or of the shards that the index names: each where the index says."""
     single, index = inside(directory, SINGLE), inside(directory, INDEX)
     if not index.exists():
         return table_of_contents(single)
@@ -119,7 +120,8 @@ def _weights(directory: Path) -> dict[str, TensorEntry]:
         if not inside(directory, file).is_file():
             raise InputError(f"{index}: expected the shard {file!r} of tensor {name[:120]!r}, found no such file")
     shards = sorted(set(weight_map.values()))
-    entries = {(name, file): x for file in shards for name, x in table_of_contents(inside(directory, file)).items()}
+    tables = {file: table_of_contents(inside(directory, file)) for file in shards}
+    entries = {(name, file): entry for file, table in tables.items() for name, entry in table.items()}
     for name, file in weight_map.items():
         if (name, file) not in entries:
             raise InputError(f"{directory / file}: expected tensor {name[:120]!r} as {INDEX} says, found none")
@@ -131,7 +133,10 @@ def _weights(directory: Path) -> dict[str, TensorEntry]:
 def _role_files(
     directory: Path, config: ModelConfig, tensors: dict[str, TensorEntry]
 ) -> tuple[dict[str, Any], RoleRules] | tuple[None, None]:
-    """Adds the role table to `tensors` and returns contract.json's object and role rules; both files or neither."""
+    """Adds the role table to `tensors` and returns contract.json's object and role rules, or (None, None).
+
+    InputError where only one of the two files is there.
+    """
     table, contract = inside(directory, ROLE_TABLE), inside(directory, CONTRACT)
     if not table.exists() and (directory / ROLE_PICKLE).exists():
         raise InputError(
@@ -157,9 +162,9 @@ def _role_files(
 
 
 def file_digests(checkpoint: "str | Path | Checkpoint") -> dict[str, str]:
-    """Returns the SHA-256 of each file that decides a bit, by name, in name order: the identity in a manifest.
+    """Returns the SHA-256 of each file that decides a bit, by name, in name order: the checkpoint's identity.
 
-    Of an opened checkpoint the digests are those of the files that were read: InputError when one changed since.
+    InputError when a file of an opened checkpoint changed since it was opened.
     """
     directory = checkpoint.directory if isinstance(checkpoint, Checkpoint) else Path(checkpoint)
     paths = {name: inside(directory, name) for name in _deciding_files(directory)}
@@ -170,7 +175,7 @@ def file_digests(checkpoint: "str | Path | Checkpoint") -> dict[str, str]:
 
 
 def _deciding_files(directory: Path) -> list[str]:
-    """Returns the names of the files that decide a bit, sorted, whether they are there or not."""
+    """Returns the names of the files that decide a bit, sorted, whether they exist or not."""
     names = {CONFIG, TOKENIZER, ROLE_TABLE, CONTRACT, SINGLE, INDEX}
     index = inside(directory, INDEX)
     if index.exists():

@@ -1,5 +1,6 @@
-"""Reading a checkpoint's shape from `config.json`, with a refusal by name of all that is not implemented, and its role
-rules from `contract.json`."""
+"""Reads a checkpoint's shape from `config.json`, refusing by name what is not implemented, and its role rules from
+`contract.json`.
+"""
 
 from typing import Any
 
@@ -7,7 +8,7 @@ from minimodel.config import ModelConfig
 from minimodel.errors import InputError, refuse
 from minimodel.roles import NUM_ROLES, ROLE_NAMES, ROLE_OFFSET, VISIBILITY, RoleRules
 
-LARGEST = {  # far above any Qwen2.5; a hostile config is refused before anything is allocated
+LARGEST = {  # far above any Qwen2.5: a larger value is refused before anything is allocated
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 16,
     "intermediate_size": 1 << 18,
@@ -17,7 +18,7 @@ LARGEST = {  # far above any Qwen2.5; a hostile config is refused before anythin
     "head_dim": 1 << 10,
     "max_position_embeddings": 1 << 24,
 }
-IMPLEMENTED: dict[str, tuple[str, tuple[Any, ...]]] = {  # key -> what is expected of it, and the values that say so
+IMPLEMENTED: dict[str, tuple[str, tuple[Any, ...]]] = {  # key: what a refusal expects, and the accepted values
     "model_type": ("'qwen2'", (None, "qwen2")),
     "architectures": ("['Qwen2ForCausalLM']", (None, ["Qwen2ForCausalLM"])),
     "hidden_act": ("'silu'", ("silu",)),
@@ -33,11 +34,12 @@ def read_config(raw: dict[str, Any], where: str = "config.json") -> ModelConfig:
         if key in raw and raw[key] not in accepted:
             raise refuse(f"{where}: {key}", expected, raw[key])
     _refuse_sliding_window(raw, where)
-    # a null, unlike a missing key, is transformers' own spelling of one key/value head per query head
-    optional = {"num_key_value_heads": 0, "head_dim": None}
+    # head_dim may be missing or null. num_key_value_heads may be null, transformers' spelling of one key/value head per
+    # query head, but not missing: 0 is refused below
+    absent = {"num_key_value_heads": 0, "head_dim": None}
     size: dict[str, int] = {}
     for key, largest in LARGEST.items():
-        if (value := raw.get(key, optional.get(key))) is None and key in optional:
+        if (value := raw.get(key, absent.get(key))) is None and key in absent:
             continue
         if type(value) is not int or not 0 < value <= largest:
             raise refuse(f"{where}: {key}", f"an integer from 1 to {largest}", raw.get(key))
@@ -55,7 +57,7 @@ def read_config(raw: dict[str, Any], where: str = "config.json") -> ModelConfig:
 
 
 def _positive(value: Any, where: str) -> float:
-    # Python compares int with float exactly, so a huge integer is refused here and never converted
+    # a huge integer is refused by the comparison, which Python makes exactly; float() of it would raise
     if type(value) not in (int, float) or not 0 < value < 1e30:
         raise refuse(where, "a positive number", value)
     return float(value)
@@ -69,7 +71,7 @@ def _flag(raw: dict[str, Any], key: str, where: str) -> bool:
 
 
 def _refuse_sliding_window(raw: dict[str, Any], where: str) -> None:
-    """A window counts only when it is switched on and some layer slides; the bare number `sliding_window` does not."""
+    """InputError where a layer has a sliding window. The number `sliding_window` alone switches none on."""
     kinds, layers = raw.get("layer_types"), raw.get("num_hidden_layers")
     switched_on = _flag(raw, "use_sliding_window", where) and raw.get("sliding_window", 4096) is not None
     if kinds is not None:
@@ -86,7 +88,10 @@ def _refuse_sliding_window(raw: dict[str, Any], where: str) -> None:
 
 
 def _rope_theta(raw: dict[str, Any], where: str) -> float:
-    """transformers 4 writes `rope_theta`, 5 writes `rope_parameters.rope_theta`; both must agree where both stand."""
+    """Returns the RoPE base: transformers 4 writes `rope_theta`, 5 writes `rope_parameters.rope_theta`.
+
+    InputError where there is none, where two differ, and for RoPE scaling.
+    """
     spellings = {"rope_theta": raw.get("rope_theta")}
     for name in ("rope_scaling", "rope_parameters"):
         parameters = raw.get(name)

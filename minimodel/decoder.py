@@ -17,18 +17,20 @@ from minimodel.attention import ATTENTION_KERNELS, SeveralAttention
 from minimodel.config import ModelConfig
 from minimodel.errors import InputError
 from minimodel.layers import SILU_KERNELS, RotaryEmbedding, apply_rotary_pos_emb, rms_norm
-from minimodel.linear import LINEAR_KERNELS, Maps
+from minimodel.linear import LINEAR_KERNELS, Projections
 from minimodel.numerics import NumericContract
 from minimodel.roles import NUM_ROLES, RoleRules, causal_mask, check_ids, check_mask
 
 Observe = Callable[[str, Tensor], None]
 Record = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], None]  # input_ids, roles, position_ids, mask
-Note = Callable[[str, Tensor], Tensor]  # shows a named step to `observe` and returns its tensor
+Note = Callable[[str, Tensor], Tensor]  # passes a step's name and tensor to `observe`, and returns the tensor
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query states, new key and value states -> attention
 
 
 class Cache(Protocol):
-    """What the decoder needs of a cache. `append`: a layer's new [B, H_kv, T, D] twice -> all [B, H_kv, S, D]."""
+    """What the decoder needs of a cache. `append` takes a layer's new keys and values, [B, H_kv, T, D] each, and
+    returns all keys and values of that layer, [B, H_kv, S, D] each. `len` is the number of tokens held.
+    """
 
     def __len__(self) -> int: ...
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -36,30 +38,30 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. Linear maps that read one input are one function of the contract's linear kernel."""
+    """One decoder layer. Projections that read the same input are one function, which returns one tensor for each."""
 
     input_layernorm: Tensor  # [E]
-    qkv_proj: Maps  # q_proj, k_proj, v_proj with biases: [B, T, E] -> [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D]
-    o_proj: Maps  # [B, T, H*D] -> [B, T, E]
+    qkv_proj: Projections  # q, k, v with biases: [B, T, E] -> [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D]
+    o_proj: Projections  # [B, T, H*D] -> one [B, T, E]
     post_attention_layernorm: Tensor  # [E]
-    gate_up_proj: Maps  # gate_proj, up_proj: [B, T, E] -> [B, T, I], [B, T, I]
-    down_proj: Maps  # [B, T, I] -> [B, T, E]
+    gate_up_proj: Projections  # gate_proj, up_proj: [B, T, E] -> [B, T, I], [B, T, I]
+    down_proj: Projections  # [B, T, I] -> one [B, T, E]
 
     @classmethod
-    def of(cls, weights: Mapping[str, Tensor], name: str, kernel: str) -> "Layer":
-        """Takes the weights of one layer by their names in the checkpoint; `name` ends with a dot."""
+    def of(cls, weights: Mapping[str, Tensor], prefix: str, kernel: str) -> "Layer":
+        """Builds a layer from the weights whose names begin with `prefix` ("model.layers.0."); kernel: a linear one."""
 
-        def maps(*modules: str) -> Maps:
-            parts = ((name + module + ".weight", name + module + ".bias") for module in modules)
-            return LINEAR_KERNELS[kernel]([(weights[weight], weights.get(bias)) for weight, bias in parts])
+        def project(*modules: str) -> Projections:
+            names = [prefix + module for module in modules]
+            return LINEAR_KERNELS[kernel]([(weights[f"{name}.weight"], weights.get(f"{name}.bias")) for name in names])
 
         return cls(
-            weights[name + "input_layernorm.weight"],
-            maps("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            maps("self_attn.o_proj"),
-            weights[name + "post_attention_layernorm.weight"],
-            maps("mlp.gate_proj", "mlp.up_proj"),
-            maps("mlp.down_proj"),
+            input_layernorm=weights[prefix + "input_layernorm.weight"],
+            qkv_proj=project("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            o_proj=project("self_attn.o_proj"),
+            post_attention_layernorm=weights[prefix + "post_attention_layernorm.weight"],
+            gate_up_proj=project("mlp.gate_proj", "mlp.up_proj"),
+            down_proj=project("mlp.down_proj"),
         )
 
 
@@ -72,7 +74,7 @@ class Decoder:
     gradients train. Each layer runs on the device of its weights.
     """
 
-    attend_several: SeveralAttention | None = None  # of several requests in one call (see `decode.together`)
+    attend_several: SeveralAttention | None = None  # not used here: `decode.together` sets it on its copy
 
     def __init__(
         self,
@@ -87,15 +89,16 @@ class Decoder:
         self.embed_tokens = weights["model.embed_tokens.weight"]  # [V, E]
         self.role_embedding = weights.get("role_embedding.weight")  # [rows, E]
         self.norm = weights["model.norm.weight"]  # [E]
-        # before the layers: a kernel that packs holds the largest weight twice, and nothing else is there yet
+        # The head comes before the layers: while `packed` packs a weight it holds it twice, and the head is the largest
+        # weight, so it is packed while no layer is in memory yet.
         head = weights.get("lm_head.weight")
-        head = self.embed_tokens.to(self.norm.device) if head is None else head  # [V, E]
+        head = self.embed_tokens.to(self.norm.device) if head is None else head  # [V, E]; `.to` changes no bit
         self.lm_head = LINEAR_KERNELS[numeric.linear]([(head, None)])  # [B, T, E] -> [B, T, V]
-        names = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
-        self.layers = tuple(Layer.of(weights, name, numeric.linear) for name in names)
-        self.places = tuple(layer.input_layernorm.device for layer in self.layers)
-        table = self.embed_tokens.dtype, self.embed_tokens.device
-        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, *table)
+        prefixes = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
+        self.layers = tuple(Layer.of(weights, prefix, numeric.linear) for prefix in prefixes)
+        self.devices = tuple(layer.input_layernorm.device for layer in self.layers)  # of each layer
+        dtype, device = self.embed_tokens.dtype, self.embed_tokens.device
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, dtype, device)
 
     def __call__(
         self,
@@ -139,14 +142,20 @@ class Decoder:
         attend: Attend,
         observe: Observe | None,
     ) -> Tensor:
-        """Runs embedding, layers and final norm: [B, T] -> [B, T, E]. `attend` holds the caches and the masks."""
-        last = check_ids("position_ids", position_ids, self.config.max_position_embeddings)
-        hidden_states = noting(observe)("embed", self.embed(input_ids, roles))  # [B, T, E]
-        cos, sin = self.rotary_emb(position_ids, max(key_length, last + 1))  # [B, T, 1, D] each
-        for i, place in enumerate(self.places):
-            hidden_states, cos, sin = (x.to(place) for x in (hidden_states, cos, sin))  # changes no bit
-            hidden_states = self.layer(i, hidden_states, cos, sin, attend, noting(observe, f"layers.{i}."))
-        return noting(observe)("norm", rms_norm(hidden_states, self.norm, self.config.rms_norm_eps))  # [B, T, E]
+        """Runs embedding, layers and final norm: [B, T] -> [B, T, E].
+
+        `attend` appends to the caches, applies the masks and calls the attention kernel. key_length is S, the largest
+        one where several requests step together.
+        """
+        note = noting(observe)
+        largest = check_ids("position_ids", position_ids, self.config.max_position_embeddings)
+        hidden_states = note("embed", self.embed(input_ids, roles))  # [B, T, E]
+        # a caller may give positions beyond S; on an accelerator, where `largest` is -1, they must be below S
+        cos, sin = self.rotary_emb(position_ids, max(key_length, largest + 1))  # [B, T, 1, D] each
+        for i, device in enumerate(self.devices):
+            hidden_states, cos, sin = (x.to(device) for x in (hidden_states, cos, sin))  # changes no bit
+            hidden_states = self.layer(i, hidden_states, cos, sin, attend, noting(observe, f"layers.{i}."))  # [B, T, E]
+        return note("norm", rms_norm(hidden_states, self.norm, self.config.rms_norm_eps))  # [B, T, E]
 
     def embed(self, input_ids: Tensor, roles: Tensor | None) -> Tensor:
         """embed_tokens[token] + role_embedding[offset + role], the sum in the model dtype: [B, T] -> [B, T, E]."""
@@ -172,17 +181,17 @@ class Decoder:
 
     def self_attn(self, i: int, normed: Tensor, cos: Tensor, sin: Tensor, attend: Attend, note: Note) -> Tensor:
         """Grouped-query attention with biased q, k, v and an unbiased o: [B, T, E] -> [B, T, E]."""
-        layer, (batch, length, _) = self.layers[i], normed.shape
-        heads = (batch, length, -1, self.config.head_dim)
+        layer, (batch, length, _) = self.layers[i], normed.shape  # B, T
+        hidden_shape = (batch, length, -1, self.config.head_dim)  # [B, T, heads, D]
         query, key, value = layer.qkv_proj(normed)  # [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D]
         note("self_attn.q_proj", query)
         note("self_attn.k_proj", key)
         note("self_attn.v_proj", value)
-        query_states = apply_rotary_pos_emb(query.view(heads), cos, sin).transpose(1, 2)  # [B, H, T, D]
+        query_states = apply_rotary_pos_emb(query.view(hidden_shape), cos, sin).transpose(1, 2)  # [B, H, T, D]
         note("self_attn.q_rotary", query_states)
-        key_states = apply_rotary_pos_emb(key.view(heads), cos, sin).transpose(1, 2)  # [B, H_kv, T, D]
+        key_states = apply_rotary_pos_emb(key.view(hidden_shape), cos, sin).transpose(1, 2)  # [B, H_kv, T, D]
         note("self_attn.k_rotary", key_states)
-        value_states = value.view(heads).transpose(1, 2)  # [B, H_kv, T, D]
+        value_states = value.view(hidden_shape).transpose(1, 2)  # [B, H_kv, T, D]
         attn_output = attend(i, query_states, key_states, value_states)  # [B, T, H, D]
         attn_output = note("self_attn.attention", attn_output.reshape(batch, length, -1))  # [B, T, H*D]
         [attn_output] = layer.o_proj(attn_output)  # [B, T, E]
@@ -198,15 +207,15 @@ class Decoder:
         return note("mlp.down_proj", down)
 
     def logits(self, hidden_states: Tensor, observe: Observe | None = None) -> Tensor:
-        """[B, T, E] -> [B, T, V] in the model dtype, whose rounding argmax sees, on the embedding's device."""
-        # contiguous: torch multiplies a strided [B, 1, E] (the last row of a prefill) copy by copy, but makes it one
-        # product of B rows where parameters require gradients, as transformers' do; in FP32 the two differ in bits
+        """[B, T, E] -> [B, T, V] on the embedding's device. No cast follows: argmax sees the model dtype's rounding."""
+        # `contiguous` gives transformers' bits in FP32. The last row of a prefill is a strided [B, 1, E]: torch
+        # multiplies it copy by copy, but as one product of B rows where parameters require gradients, as theirs do.
         [logits] = self.lm_head(hidden_states.contiguous())  # [B, T, V]
         return noting(observe)("logits", logits.to(self.embed_tokens.device))  # [B, T, V]
 
 
 def noting(observe: Observe | None, prefix: str = "") -> Note:
-    """Returns a function that shows a step to `observe`, if there is one, and returns the step's tensor."""
+    """Returns a function (name, tensor) -> tensor that calls observe(prefix + name, tensor) if there is an observer."""
 
     def note(name: str, tensor: Tensor) -> Tensor:
         if observe is not None:

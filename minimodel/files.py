@@ -1,4 +1,4 @@
-"""Reading a checkpoint directory's small files: bounded, inside the directory, and never a traceback."""
+"""Reads the small files of a checkpoint directory: bounded in size, inside the directory, each fault an InputError."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 from minimodel.errors import InputError
 
-MAX_JSON_BYTES = 16 * 1024 * 1024  # parsed, the worst JSON takes fifty times its bytes; a large index has 0.2 MB
+MAX_JSON_BYTES = 16 * 1024 * 1024  # a large index has 0.2 MB; parsing the worst JSON takes fifty times its bytes
 BOM = b"\xef\xbb\xbf"  # UTF-8's byte-order mark, which spreadsheets and some editors write
 MAX_NAME_BYTES = 255  # what file systems allow
 Identity = tuple[int, int, int, int, int]  # device, inode, size, time of the last write, time of the last change
@@ -25,13 +25,13 @@ def checkpoint_directory(directory: str | Path) -> Path:
 
 
 def inside(directory: Path, name: str) -> Path:
-    """Returns the path of `name` in `directory`; InputError for no plain name, and for a link that leads elsewhere.
+    """Returns the path of `name` in `directory`. InputError unless it is a plain file name and no link leads elsewhere.
 
-    A link may lead to a neighbour, and from a snapshot of the Hugging Face cache to the blobs of the same model, where
-    the cache keeps every file: models--ORG--NAME/snapshots/REVISION/NAME -> ../../blobs/DIGEST.
+    A link may lead to another file of the directory. In a snapshot of the Hugging Face cache it may also lead to the
+    blobs of the same model: models--ORG--NAME/snapshots/REVISION/NAME -> ../../blobs/DIGEST.
     """
-    # not printable: a line break or a terminal's control sequence, which would travel into messages, and a lone
-    # surrogate, which JSON can hold and which has no encoding
+    # printable: no line break or terminal control sequence, which messages would repeat, and no lone surrogate, which
+    # JSON can hold and UTF-8 cannot
     plain = isinstance(name, str) and name.isprintable() and not {"/", "\\"} & set(name) and name not in (".", "..")
     if not plain or not 0 < len(name.encode("utf-8")) <= MAX_NAME_BYTES:
         raise InputError(f"{directory}: expected a plain file name, found {str(name)[:120]!r}")
@@ -54,7 +54,7 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
     try:
         require_plain_file(path)
         with open(path, "rb") as file:
-            data = file.read(limit + 1)  # and not the size beforehand, which a file that grows would outrun
+            data = file.read(limit + 1)  # the size is not asked first: the file may grow
             if len(data) > limit:
                 size = max(path.stat().st_size, len(data))
                 raise InputError(f"{path}: expected at most {limit} bytes, found {size}")
@@ -71,7 +71,7 @@ def require_plain_file(path: Path) -> None:
 
 
 def identity(path: Path | int) -> Identity | None:
-    """Returns what changes whenever the file (or open descriptor) changes; None where there is no file."""
+    """Returns what the system changes whenever the file (a path or an open descriptor) changes; None without a file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # ValueError: a name with a zero byte or a lone surrogate
@@ -80,7 +80,7 @@ def identity(path: Path | int) -> Identity | None:
 
 
 def require_unchanged(path: Path, before: Identity | None) -> None:
-    """InputError when the file is not as it was at `before`: what was read of it may be of two states."""
+    """InputError when the file's identity is not `before`: what was read may mix two states of it."""
     if identity(path) != before:
         raise InputError(f"{path}: expected the file that was opened, found that it changed since; start again")
 
@@ -98,6 +98,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object. ValueError for a key that stands twice."""
     result = dict(pairs)
     if len(result) < len(pairs):
         [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
@@ -110,7 +111,7 @@ def _no_constant(name: str) -> Any:
 
 
 def parse_json(data: bytes, where: object, parse_float: Callable[[str], Any] = float) -> Any:
-    """Parses strict JSON: UTF-8, no duplicate keys, no NaN or Infinity. InputError names the place."""
+    """Parses strict JSON: UTF-8, no duplicate keys, no NaN or Infinity. InputError names `where`."""
     try:
         text = data.decode("utf-8")
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=parse_float)

@@ -25,9 +25,10 @@ def rms_norm_literal(hidden_states: Tensor, weight: Tensor, eps: float) -> Tenso
 
 
 def rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns `rms_norm_literal`'s bits: on the CPU torch's `rms_norm` without a weight takes its steps in one call.
+    """Returns `rms_norm_literal`'s bits. On the CPU torch's `rms_norm` without a weight does the same in one call.
 
-    On an accelerator torch's has another order of sums, and in training another gradient: the literal steps run.
+    The literal steps run on an accelerator, where torch's call sums in another order, and in training, where its
+    gradient differs.
     """
     if hidden_states.device.type != "cpu" or hidden_states.requires_grad:
         return rms_norm_literal(hidden_states, weight, eps)

@@ -1,7 +1,7 @@
-"""Linear kernels by name. A kernel takes the weights of several maps of one input once, at load.
+"""Linear kernels by name. A kernel is called once, at load, with the weights of all projections that read one input.
 
-It returns the function that every call uses: [..., in] -> one [..., out] per map. q, k and v are such maps, and gate
-and up: `packed` computes them as one product.
+It returns the function that every step calls: [..., in] -> one [..., out] per projection. q_proj, k_proj and v_proj
+read one input, and so do gate_proj and up_proj: `packed` computes them as one product.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from torch import Tensor
 from minimodel.invariant.linear import tiled
 from minimodel.packed import packed
 
-Part = tuple[Tensor, Tensor | None]  # one map: weight [out, in], bias [out]
-Maps = Callable[[Tensor], Sequence[Tensor]]  # [..., in] -> [..., out] of each map
+Part = tuple[Tensor, Tensor | None]  # one projection: weight [out, in], bias [out]
+Projections = Callable[[Tensor], Sequence[Tensor]]  # [..., in] -> [..., out] of each projection
 
 
 @dataclass(frozen=True)
 class Plain:
-    """torch's F.linear for each map: what transformers calls; the reference for bits."""
+    """torch's F.linear for each projection: what transformers calls; the reference for bits."""
 
     parts: Sequence[Part]
 
@@ -27,8 +27,8 @@ class Plain:
         return [F.linear(x, weight, bias) for weight, bias in self.parts]
 
 
-LINEAR_KERNELS: dict[str, Callable[[Sequence[Part]], Maps]] = {
+LINEAR_KERNELS: dict[str, Callable[[Sequence[Part]], Projections]] = {
     "plain": Plain,
-    "packed": lambda parts: packed(parts) or Plain(parts),  # plain where packing has F.linear's bits for no call
+    "packed": lambda parts: packed(parts) or Plain(parts),  # plain where no packed call has F.linear's bits
     "tiled": tiled,
 }

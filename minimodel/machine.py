@@ -26,6 +26,7 @@ VARIABLES = (
     "ATEN_CPU_CAPABILITY",  # torch's own kernels: default, avx2, avx512
     "GLIBC_TUNABLES",  # hides CPU features from libm, whose scalar functions finish the tails of vectors
     "LD_PRELOAD",  # another OpenMP, libm or allocator
+    # several on a line
     *["CUBLASLT_WORKSPACE_SIZE", "CUBLAS_EMULATION_STRATEGY", "CUBLAS_WORKSPACE_CONFIG", "DISABLE_ADDMM_CUDA_LT"],
     *["INTEL_ISA_DISABLE", "KMP_DETERMINISTIC_REDUCTION", "KMP_DYNAMIC_MODE", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC"],
     *["OMP_MAX_ACTIVE_LEVELS", "OMP_SCHEDULE", "OMP_THREAD_LIMIT", "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS"],
@@ -55,7 +56,7 @@ def machine_record() -> dict[str, str]:
 
 
 def variables() -> dict[str, str]:
-    """Returns the variables set in this process that can move bits, by name. Libraries read most of them once."""
+    """Returns the environment variables set in this process that can move bits, by name."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -75,16 +76,16 @@ def cpu_model() -> str:
 
 
 def parallel_threads() -> int:
-    """Returns how many threads a parallel region gets now, measured in one where the OpenMP library can be called.
+    """Returns how many threads a parallel region gets now, by running one where the OpenMP library can be called.
 
     OMP_THREAD_LIMIT and OMP_DYNAMIC give a region fewer threads than `torch.get_num_threads()` says.
     """
     library = _torch_library()
-    seen: list[int] = []
+    seen: list[int] = []  # one entry per thread of the region
     try:
         count = library.omp_get_num_threads
         body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(count()))
-        library.GOMP_parallel(body, None, 0, 0)  # 0 threads: as many as set
+        library.GOMP_parallel(body, None, 0, 0)  # 0: as many threads as torch has set
     except AttributeError:  # no OpenMP, or one without GNU's entry point
         return torch.get_num_threads()
     return len(seen)

@@ -23,19 +23,22 @@ DEFAULT_THREADS = 2
 SDPA_KERNELS = ("flash", "mem_efficient", "math", "cudnn")  # SDPA chooses among these; all on is torch's default
 SETTLED = ("cos", "sin", "exp")  # the MKL vector functions that a decoder pass calls
 Settings = dict[str, Any]  # of the process, under the names that a manifest records
-# Attributes of torch.backends in the order in which they are set: torch's old spelling (allow_tf32) stands before its
-# new one (fp32_precision), because the old one also sets a part of the new one. Callers change each of them.
-BACKENDS = {
-    "cuda_matmul_allow_tf32": "cuda.matmul.allow_tf32",
-    "cudnn_allow_tf32": "cudnn.allow_tf32",
-    "mkldnn_matmul_fp32_precision": "mkldnn.matmul.fp32_precision",
-    "cuda_matmul_fp32_precision": "cuda.matmul.fp32_precision",
-    "cudnn_conv_fp32_precision": "cudnn.conv.fp32_precision",
-    "cudnn_rnn_fp32_precision": "cudnn.rnn.fp32_precision",
-    "bf16_reduced_precision_reduction": "cuda.matmul.allow_bf16_reduced_precision_reduction",
-    "fp16_reduced_precision_reduction": "cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "fp16_accumulation": "cuda.matmul.allow_fp16_accumulation",
-    "mkldnn": "mkldnn.enabled",
+# name in a manifest: attribute of torch.backends, its value in BF16 and FP16, its value in FP32 and FP64. They are set
+# in this order: torch's old spelling (allow_tf32) before its new one (fp32_precision), of which it also sets a part.
+# Each has been observed changed by a caller. The paper's surface has cuDNN's TF32 on in BF16; no cuDNN operation runs.
+BACKENDS: dict[str, tuple[str, Any, Any]] = {
+    "cuda_matmul_allow_tf32": ("cuda.matmul.allow_tf32", False, False),
+    "cudnn_allow_tf32": ("cudnn.allow_tf32", True, False),
+    # "bf16" makes CPU FP32 products round their operands to BF16
+    "mkldnn_matmul_fp32_precision": ("mkldnn.matmul.fp32_precision", "ieee", "ieee"),
+    "cuda_matmul_fp32_precision": ("cuda.matmul.fp32_precision", "ieee", "ieee"),
+    "cudnn_conv_fp32_precision": ("cudnn.conv.fp32_precision", "tf32", "ieee"),
+    "cudnn_rnn_fp32_precision": ("cudnn.rnn.fp32_precision", "tf32", "ieee"),
+    # these two hold in every dtype: `NumericContract.reduced_precision` is their value
+    "bf16_reduced_precision_reduction": ("cuda.matmul.allow_bf16_reduced_precision_reduction", None, None),
+    "fp16_reduced_precision_reduction": ("cuda.matmul.allow_fp16_reduced_precision_reduction", None, None),
+    "fp16_accumulation": ("cuda.matmul.allow_fp16_accumulation", False, False),
+    "mkldnn": ("mkldnn.enabled", True, True),
 }
 
 
@@ -75,7 +78,7 @@ class NumericContract:
         _check_device(device)
         short = next((name for name, parts in KERNELS.items() if parts == pair), "/".join(pair))
         for field, value in zip(fields(self), (dtype, device, short, threads, reduced_precision)):
-            object.__setattr__(self, field.name, value)
+            object.__setattr__(self, field.name, value)  # how a frozen dataclass's own __init__ sets a field
 
     @property
     def attention(self) -> str:
@@ -105,42 +108,33 @@ class NumericContract:
     @property
     def settings(self) -> Settings:
         """The settings of the process under this contract. Everything not listed follows from the torch version."""
-        # the paper's surface leaves cuDNN's TF32 on in BF16 (the decoder calls no cuDNN operation); FP32 has it off
-        cudnn_tf32 = self.dtype in ("bf16", "fp16")
+        narrow = self.dtype in ("bf16", "fp16")
         return {
             "threads": self.threads,
             "float32_matmul_precision": "highest",
-            "cuda_matmul_allow_tf32": False,
-            "cudnn_allow_tf32": cudnn_tf32,
-            "mkldnn_matmul_fp32_precision": "ieee",  # "bf16" makes CPU FP32 products round their operands to BF16
-            "cuda_matmul_fp32_precision": "ieee",
-            "cudnn_conv_fp32_precision": "tf32" if cudnn_tf32 else "ieee",
-            "cudnn_rnn_fp32_precision": "tf32" if cudnn_tf32 else "ieee",
+            **{name: low if narrow else high for name, (_, low, high) in BACKENDS.items()},
             "bf16_reduced_precision_reduction": self.reduced_precision,
             "fp16_reduced_precision_reduction": self.reduced_precision,
-            "fp16_accumulation": False,
-            "mkldnn": True,
             "sdpa_kernels": " ".join(SDPA_KERNELS),
             "autocast": False,
             "deterministic_algorithms": False,  # torch's default, and the paper's
         }
 
     def apply(self) -> None:
-        """Puts the settings in force, and two that torch has no getter for.
+        """Puts the settings in force. Also has denormals kept and each MKL function called once, which no record shows.
 
-        InputError where a parallel region gets other threads: the record would be wrong.
+        InputError where a parallel region gets another number of threads than set: the record would be wrong.
         """
         torch.set_num_threads(self.threads)
         _require_threads(self.threads)
         torch.set_float32_matmul_precision("highest")
-        for name, path in BACKENDS.items():
+        for name, (path, _, _) in BACKENDS.items():
             owner, _, attribute = path.rpartition(".")
             setattr(attrgetter(owner)(torch.backends), attribute, self.settings[name])
         for kernel in SDPA_KERNELS:
             getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(True)
         if torch.are_deterministic_algorithms_enabled():
-            # the call imports torch's compiler, which takes about as long as torch itself
-            torch.use_deterministic_algorithms(False)
+            torch.use_deterministic_algorithms(False)  # only then: it imports torch's compiler, as slow as torch itself
         torch.set_flush_denormal(False)
         for device in ("cpu", "cuda"):
             torch.set_autocast_enabled(device, False)
@@ -165,7 +159,7 @@ def in_force() -> Settings:
     return {
         "threads": torch.get_num_threads(),
         "float32_matmul_precision": _read(torch.get_float32_matmul_precision),
-        **{name: _read(partial(attrgetter(path), torch.backends)) for name, path in BACKENDS.items()},
+        **{name: _read(partial(attrgetter(path), torch.backends)) for name, (path, _, _) in BACKENDS.items()},
         "sdpa_kernels": " ".join(on),
         "autocast": any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -180,6 +174,7 @@ def _read(getter: Callable[[], Any]) -> Any:
 
 
 def _require_threads(threads: int) -> None:
+    """InputError, with what to type, where a parallel region gets another number of threads."""
     found = parallel_threads() if threads > 1 else 1
     if found != threads:
         limits = " ".join(f"{name}={value}" for name, value in variables().items() if name.startswith("OMP_"))
@@ -209,18 +204,20 @@ def _pair(kernels: str) -> tuple[str, str]:
 
 
 def _check_device(names: str) -> None:
+    """InputError unless `names` lists devices of one kind that are here."""
     kinds = set()
     for name in names.split(","):
+        unknown = refuse("device", "cpu, cuda or cuda:N", name)
         try:
             device = torch.device(name)
         except (RuntimeError, TypeError):
-            device = torch.device("meta")
+            raise unknown from None
         if device.type not in ("cpu", "cuda"):
-            raise refuse("device", "cpu, cuda or cuda:N", name)
+            raise unknown
         devices = torch.cuda.device_count()
         if device.type == "cuda" and (device.index or 0) >= devices:
             expected = f"one of {devices} CUDA devices" if devices else "cpu, for there is no CUDA device"
             raise refuse("device", expected, name)
         kinds.add("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device))
-    if len(kinds) > 1:  # one kernel name means other bits on another kind
+    if len(kinds) > 1:  # a kernel of one name has other bits on another kind of device
         raise refuse("devices", "devices of one kind", ", ".join(sorted(kinds)))

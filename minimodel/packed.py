@@ -1,15 +1,17 @@
 """Linear in oneDNN's own weight layout: the reordering that F.linear does in every call is done once, at load.
 
-In BF16 and FP16 the packed call is used only for numbers of rows for which a check found F.linear's bits (2 rows, say,
-where 1 row takes another path). Any other call unpacks the weight and calls F.linear. In FP32 the packed call sums in
-another order: there, `packed` is a separate contract (never the default), used for every call. The packed copy takes
-the weight's place. If another reference exists (tied embedding), both copies stay.
+In BF16 and FP16 the packed call is used only for row counts at which a check found F.linear's bits: 2 rows may pass
+where 1 row takes another path in the library. At any other row count the weight is unpacked and F.linear is called. In
+FP32 the packed call adds in another order than F.linear. So FP32 `packed` is a numeric contract of its own, never the
+default, and uses the packed call at every row count.
 
-Maps of one input (q, k, v; gate, up) are packed as one weight, rows below rows: at two rows the time of a call
-hardly depends on its width. The check then compares the one product with F.linear of each map alone.
+Only the packed copy is kept, unless something else refers to the plain one, as the embedding does to a tied head.
 
-oneDNN keeps code and buffers of every row count that it has been called with, for the life of the process, some MB per
-shape. So loading tries only the counts of one request; `decode.independence` tries those of several.
+Projections that read one input (q, k, v; gate, up) are packed as one weight, their rows joined: at two rows a call
+takes about the same time whatever its width. The check compares the joined product with F.linear of each projection.
+
+oneDNN keeps code and buffers, some MB per shape, for every row count that it was ever called with. So loading tries
+only the row counts of one request; `decode.independence` tries those of several.
 """
 
 from collections.abc import Sequence
@@ -24,14 +26,14 @@ from minimodel.bits import same_bits
 from minimodel.errors import InputError, refuse
 from minimodel.invariant.checks import thread_counts, threads, trial
 
-ONE_REQUEST = (1, 2)  # rows of a step of one request: one physical copy or two
-ROW_COUNTS = (*range(1, 9), *range(10, 33, 2))  # of a step of several requests too; with more rows packing gains little
+ONE_REQUEST = (1, 2)  # row counts of a step of one request: one physical copy or two
+ROW_COUNTS = (*range(1, 9), *range(10, 33, 2))  # those of up to 16 requests too; with more rows packing gains little
 FEATURES = {  # what oneDNN packs, and the CPU features that it requires for that
     torch.bfloat16: "avx_ne_convert, or avx512bw with avx512vl and avx512dq",
     torch.float16: "avx512_fp16 or avx_ne_convert",
     torch.float32: "",
 }
-_EQUAL: dict[tuple[object, ...], bool] = {}  # by shape, row count and threads: the numbers in a weight do not matter
+_EQUAL: dict[tuple[object, ...], bool] = {}  # checks made, by shape, threads and row count: values do not matter
 
 
 class PackedWeight:
@@ -54,27 +56,27 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class Packed:
-    """Maps of one input as one packed weight, the rows of each map below those of the map before."""
+    """Projections that read one input, as one packed weight of their joined rows."""
 
-    run: PackedWeight
-    widths: tuple[int, ...]  # outputs of each map
-    counts: tuple[int, ...] | None  # numbers of rows for which the packed call is used; None: all
+    run: PackedWeight  # [n, in] -> [n, sum of widths]
+    widths: tuple[int, ...]  # outputs of each projection
+    counts: tuple[int, ...] | None  # row counts at which the packed call is used; None: at all
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         if self.counts is None or x.numel() // x.shape[-1] in self.counts:
             outs: Sequence[Tensor] = self.run(x).split(self.widths, dim=-1)
             return outs
-        return _apart(x, self.run.weight(), self.run.bias, self.widths)
+        return linear_of_each(x, self.run.weight(), self.run.bias, self.widths)
 
 
 def packed(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Packed | None:
-    """Packs maps (weight [out_i, in], bias [out_i] or None in all) as one; their outputs are views of one tensor.
+    """Returns projections (weight [out_i, in], bias [out_i], all or none with a bias) packed as one.
 
-    None where the packed call has F.linear's bits for no number of rows. InputError for a dtype or device that oneDNN
+    Returns None where no row count of one request has F.linear's bits. InputError for a dtype or device that oneDNN
     cannot pack, and for a weight that trains.
     """
     biases = [bias for _, bias in parts if bias is not None]
-    assert len(biases) in (0, len(parts)), "maps with and without a bias are not joined"
+    assert len(biases) in (0, len(parts)), "projections with and without a bias are not joined"
     for weight, _ in parts:
         if reason := why_not_packed(weight.dtype, weight.device):
             raise InputError(f"linear kernel packed: {reason}; use --linear plain")
@@ -82,8 +84,8 @@ def packed(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Packed | None:
             raise refuse("linear kernel packed", "a weight that does not train", f"{weight.dtype}, training")
     widths = tuple(weight.shape[0] for weight, _ in parts)
     # a single weight is not copied: it may be the largest of the model
-    weight = parts[0][0] if len(parts) == 1 else torch.cat([weight for weight, _ in parts])
-    bias = torch.cat(biases) if biases else None
+    weight = parts[0][0] if len(parts) == 1 else torch.cat([weight for weight, _ in parts])  # [sum of widths, in]
+    bias = torch.cat(biases) if biases else None  # [sum of widths]
     counts = None if weight.dtype == torch.float32 else equal_counts(weight, bias, widths, ONE_REQUEST)
     return None if counts == () else Packed(PackedWeight(weight, bias), widths, counts)
 
@@ -116,9 +118,9 @@ def packing_works(dtype: torch.dtype) -> bool:
 def equal_counts(
     weight: Tensor, bias: Tensor | None, widths: tuple[int, ...], counts: Sequence[int] = ROW_COUNTS
 ) -> tuple[int, ...]:
-    """Returns the row counts, of `counts`, at which the packed call has F.linear's bits under every thread count.
+    """Returns those of `counts` at which the packed call has F.linear's bits under every thread count.
 
-    widths: rows of each map joined in `weight`, which F.linear takes apart.
+    widths: rows of each projection joined in `weight`; F.linear is called for each of them.
     """
     shape = (widths, weight.shape[1], bias is None, weight.dtype, thread_counts())
     if unknown := [n for n in counts if (*shape, n) not in _EQUAL]:
@@ -128,12 +130,12 @@ def equal_counts(
             _EQUAL[(*shape, n)] = True
             for count in thread_counts():
                 with threads(count):
-                    plain = torch.cat(_apart(x[:n], weight, bias, widths), -1)
+                    plain = torch.cat(linear_of_each(x[:n], weight, bias, widths), -1)  # [n, sum of widths]
                     _EQUAL[(*shape, n)] &= same_bits(run(x[:n]), plain)
     return tuple(n for n in counts if _EQUAL[(*shape, n)])
 
 
-def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> list[Tensor]:
-    """F.linear of each of the maps whose rows are joined in `weight`."""
+def linear_of_each(x: Tensor, weight: Tensor, bias: Tensor | None, widths: tuple[int, ...]) -> list[Tensor]:
+    """Returns F.linear of each projection whose rows are joined in `weight`: x [..., in] -> one [..., width] each."""
     biases = [None] * len(widths) if bias is None else bias.split(widths)
     return [F.linear(x, rows, each) for rows, each in zip(weight.split(widths), biases)]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from minimodel.errors import refuse
 
-# a raw role, as in the paper, is an index into these
+# a raw role, as in the paper, is an index into these names: the block that a token belongs to
 ROLE_NAMES = ("prompt", "branch_1", "branch_2", "branch_3", "merge", "answer")
 PROMPT, BRANCH_1, BRANCH_2, BRANCH_3, MERGE, ANSWER = range(6)
 NUM_ROLES = 6
@@ -42,7 +42,7 @@ def visibility_tensor(visibility: Table, device: torch.device) -> Tensor:
 
 
 def position_ids(valid: Tensor) -> Tensor:
-    """valid bool [B, S] -> int64 [B, S]: non-padding tokens count from zero; padding gets 0, which nothing reads."""
+    """valid bool [B, S], False at padding -> int64 [B, S]: others count from 0; padding gets 0, which is unused."""
     return (valid.to(torch.int64).cumsum(dim=-1) - 1).clamp_min(0)
 
 

@@ -1,7 +1,7 @@
-"""One safetensors file: its validated table of contents, and reading a tensor straight into its place.
+"""One safetensors file: its checked table of contents, and reading a tensor into memory that is already allocated.
 
-The `safetensors` library checks the file (header, ranges, total size); the bytes are then read with plain reads, in
-parts that stay in the processor's cache. Mapping the file instead would count every weight twice while it is copied.
+The `safetensors` library checks the file (header, ranges, total size). The bytes are then read with plain reads, in
+parts that fit the processor's cache. Mapping the file instead would count every weight twice while it is copied.
 """
 
 import math
@@ -19,20 +19,20 @@ from minimodel.errors import InputError
 from minimodel.files import parse_json, require_plain_file
 
 FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-MAX_HEADER_BYTES = 8 * 1024 * 1024  # parsed, the worst header takes fifty times its bytes; Qwen2.5-72B's has 0.1 MB
-STAGE_BYTES = 1024 * 1024  # of one read
+MAX_HEADER_BYTES = 8 * 1024 * 1024  # Qwen2.5-72B's has 0.1 MB; parsing the worst header takes fifty times its bytes
+STAGE_BYTES = 1024 * 1024  # most bytes of one read
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies: file, name, dtype as the file spells it, shape, and its byte range in the file."""
+    """Where one tensor lies."""
 
     path: Path
-    name: str
-    dtype: str
+    name: str  # in the file
+    dtype: str  # as the file spells it, "BF16"
     shape: tuple[int, ...]
-    start: int
-    stop: int
+    start: int  # its first byte in the file
+    stop: int  # one past its last byte
 
 
 def table_of_contents(path: Path) -> dict[str, TensorEntry]:
@@ -44,9 +44,9 @@ def table_of_contents(path: Path) -> dict[str, TensorEntry]:
             if header_length > MAX_HEADER_BYTES:
                 raise ValueError(f"a header of {header_length} bytes, more than {MAX_HEADER_BYTES}")
             text = file.read(header_length)
-        with safe_open(path, framework="np") as opened:  # for torch it would map the whole file as writable memory
+        with safe_open(path, framework="np") as opened:  # "np": for torch it maps the whole file as writable memory
             names = set(opened.keys())
-        header = parse_json(text, "header")  # of a name given twice the library takes the last
+        header = parse_json(text, "header")  # refuses a name that stands twice, where the library takes the last
     except MemoryError:
         size = path.stat().st_size
         raise InputError(f"{path}: expected {size} bytes of free memory or address space, found less") from None
@@ -68,10 +68,10 @@ def require_float(entry: TensorEntry) -> None:
 
 
 def read_into(entry: TensorEntry, target: Tensor) -> None:
-    """Fills `target` (contiguous, the entry's shape) from the file, converting a differing dtype as `Tensor.to` does.
+    """Fills `target` (contiguous, the entry's shape) from the file; another dtype is converted as `Tensor.to` does.
 
-    That is one rounding, save F64 to BF16 or F16, which torch rounds to FP32 first (and so does transformers).
-    InputError for a dtype that is not a plain float (FP8, integers) and for a file that ends early.
+    That rounds once, except F64 to BF16 or F16, which torch and so transformers round to FP32 first. InputError for a
+    dtype that is not a plain float (FP8, integers) and for a file that ends early.
     """
     require_float(entry)
     assert tuple(target.shape) == entry.shape and target.is_contiguous(), f"{entry.name}: wrong place"
@@ -81,9 +81,9 @@ def read_into(entry: TensorEntry, target: Tensor) -> None:
 
 
 def count_changed(entry: TensorEntry, dtype: torch.dtype) -> int:
-    """Returns how many values of a tensor in its file change when read as `dtype`; reads it unless none can."""
+    """Returns how many values of a tensor change when read as `dtype`. Reads the tensor unless none can change."""
     require_float(entry)
-    both = torch.promote_types(FILE_DTYPES[entry.dtype], dtype)  # holds the values of both exactly
+    both = torch.promote_types(FILE_DTYPES[entry.dtype], dtype)  # holds every value of both exactly
     if both == dtype:
         return 0
     return sum(int(part.to(dtype).to(both).ne(part.to(both)).sum()) for _, part in _parts(entry))

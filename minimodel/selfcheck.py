@@ -1,8 +1,8 @@
 """The checks at load, on one random layer of the model's own shapes: equal copies, and invariant kernels.
 
-Every kernel must give two equal copies of a request equal bits. A library may not, where its sums follow the alignment
-of each thread's memory. Invariant kernels check their own products when they are made (`invariant.checks`); here the
-layer around them is checked too: norms, rotation, SiLU, residual sums, and how the calls are cut.
+Two equal copies of a request must get equal bits. They do not under a library whose order of sums follows the
+alignment of each thread's memory. Invariant kernels check their own products when they are made (`invariant.checks`).
+Here the whole layer is checked: norms, rotation, SiLU, residual sums, and how the kernels cut their calls.
 """
 
 import math
@@ -23,23 +23,25 @@ from minimodel.errors import CopiesDiffer, InputError
 from minimodel.invariant.attention import KEY_BLOCK, ROW_TILES
 from minimodel.invariant.checks import thread_counts, threads
 from minimodel.numerics import NumericContract
+from minimodel.roles import causal_mask
 
 LENGTH = KEY_BLOCK + 24  # crosses a key block
-VOCABULARY = 64  # invariant kernels check the head when its own weight is loaded
-BLOCK = 1 << 20  # random numbers drawn for a weight; a larger one repeats them
-LAYER = "layers.0."
+VOCABULARY = 64  # of the invariance check's layer: invariant kernels check the real head when they load it
+BLOCK = 1 << 20  # random numbers drawn per weight; a larger weight repeats them
+LAYER = "layers.0."  # before every step's name
 PREFILLS = (2, 3, 5, 37, 205)  # tokens of a call on an empty cache
 KEYS = (1, 8, 64, 205, 433, 1024)  # keys that one token attends to, itself included
 CHUNK_KEYS = (64, 205)  # keys that a chunk's last token attends to, where a command prefills in chunks
-TRIES = 3  # of each call: the memory of a thread lies elsewhere each time
+TRIES = 3  # of each call: a thread's scratch memory may lie elsewhere each time
 REPRODUCIBLE = {"MKL_CBWR": "AUTO"}  # MKL's conditional numerical reproducibility, read when torch loads
 
 
 def require_usable(numeric: NumericContract, config: ModelConfig, chunks: tuple[int, ...] = ()) -> None:
     """Puts the contract in force and checks that rows can be decoded under it on this device.
 
-    chunks: lengths of the calls in which prefixes are prefilled, beside single tokens and whole prefills. CopiesDiffer,
-    or InputError for a kernel that this device does not have, names the step and what works instead.
+    chunks: lengths of the calls in which prefixes are prefilled, beside single tokens and whole prefills. Where copies
+    differ, CopiesDiffer (if MKL's reproducible mode may help) or InputError names the step and what works instead.
+    InputError also for a kernel that this device does not have.
     """
     numeric.apply()
     if fault := copies_fault(numeric, config, chunks):
@@ -57,7 +59,8 @@ def require_invariant(numeric: NumericContract, config: ModelConfig) -> None:
 def reproducible_may_help(numeric: NumericContract, config: ModelConfig, chunks: tuple[int, ...]) -> bool:
     """Returns whether MKL computes here, its reproducible mode is not chosen yet, and one thread has no fault.
 
-    The mode takes away what follows from where a thread's memory lies; an order that follows a row's place stays.
+    The mode removes differences that follow the place of a thread's memory. An order of sums that depends on a row's
+    place in the call stays, and shows under one thread too.
     """
     if numeric.threads == 1 or not torch.backends.mkl.is_available() or set(REPRODUCIBLE) & set(os.environ):
         return False
@@ -65,7 +68,7 @@ def reproducible_may_help(numeric: NumericContract, config: ModelConfig, chunks:
 
 
 def _remedy(numeric: NumericContract, config: ModelConfig, again: bool, chunks: tuple[int, ...]) -> str:
-    """Returns what may help (MKL's mode, if `again`) and what was tried here and works, as a phrase."""
+    """Returns what to type, as a phrase: MKL's mode, if `again`, and the first other option that works here."""
     found = [f"set {name}={value} before Python starts" for name, value in REPRODUCIBLE.items() if again]
     others = {
         "--threads 1": replace(numeric, threads=1),
@@ -80,7 +83,7 @@ def _remedy(numeric: NumericContract, config: ModelConfig, again: bool, chunks: 
 
 
 def _works(numeric: NumericContract, config: ModelConfig, chunks: tuple[int, ...]) -> bool:
-    """Puts another contract in force; returns whether this device has its kernels and copies keep equal bits."""
+    """Puts `numeric` in force; returns whether this device has its kernels and copies keep equal bits."""
     try:
         numeric.apply()
         return not copies_fault(numeric, config, chunks)
@@ -93,22 +96,22 @@ def copies_fault(numeric: NumericContract, config: ModelConfig, chunks: tuple[in
     """Returns the first step at which two equal copies differ in bits, with its call; empty where they keep equal bits.
 
     Tried: prefills, single tokens over few and many keys, and calls of `chunks` tokens after others. The attention
-    kernel is called on sums that cancel too: of ordinary ones, rounding to BF16 hides all but a few differences. The
+    kernel is also called on sums that cancel: with ordinary numbers, rounding to BF16 hides most differences. The
     contract must be in force.
     """
     model = _random_layer(numeric, config, config.vocab_size)
-    calls = [*((0, stop) for stop in PREFILLS), *((stop - 1, stop) for stop in KEYS)]
+    calls = [*((0, stop) for stop in PREFILLS), *((stop - 1, stop) for stop in KEYS)]  # tokens start to stop - 1
     calls += [(stop - chunk, stop) for chunk in chunks for stop in CHUNK_KEYS if 1 < chunk < stop]
     for start, stop in ((start, stop) for start, stop in calls if stop <= config.max_position_embeddings):
-        mask = torch.ones(stop, stop, dtype=torch.bool, device=numeric.torch_device).tril()[None, None, start:]
-        tokens = _random_tokens(numeric, stop, seed=6)[:, start:].expand(2, -1)
+        mask = causal_mask(stop - start, stop, numeric.torch_device)  # [1, 1, T, S]
+        tokens = _random_tokens(numeric, stop, seed=6)[:, start:].expand(2, -1)  # [2, T]
         held = random_kv(numeric, config, start, seed=7)
-        sums = cancelling_attention(numeric, config, stop - start, stop)
+        query, keys, values = cancelling_attention(numeric, config, stop - start, stop)
         for _ in range(TRIES):
             with torch.inference_mode():
                 steps = steps_of(model, tokens, mask, held, last=True)
-                again = model.attend(*sums, mask.expand(2, -1, -1, -1), model.scaling)
-            pairs = [*steps.items(), (f"{LAYER}self_attn.attention", again)]
+                cancelled = model.attend(query, keys, values, mask.expand(2, -1, -1, -1), model.scaling)
+            pairs = [*steps.items(), (f"{LAYER}self_attn.attention", cancelled)]
             name = next((n for n, t in pairs if not same_bits(t[0].contiguous(), t[1].contiguous())), "")
             if name:
                 call = f"queries {stop - start}, keys {stop}"
@@ -123,16 +126,16 @@ def copies_fault(numeric: NumericContract, config: ModelConfig, chunks: tuple[in
 def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
     """Returns the first step whose bits depend on the rest of the call, with its kernel and shape; empty where none do.
 
-    The tokens of one call [2, LENGTH] are computed again in chunks that cross every tile and block edge, down to one
-    token, as one copy and two, under one and two threads and the contract's own count; every step of the layer, K/V and
-    the logits must keep their bits.
+    One call of LENGTH tokens in two copies under one thread is computed again in parts, down to one token, that cross
+    every tile and block edge: as one copy and two, under one and two threads and the contract's own count. Every step
+    of the layer, K/V and logits must keep their bits.
     """
     model = _random_layer(numeric, config, VOCABULARY)
     tokens = _random_tokens(numeric, LENGTH, seed=3)
     drawn = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(4), dtype=torch.float32, device="cpu")
     mask = (drawn < 0.8).tril().fill_diagonal_(True)
     mask[5] = False  # a row that may attend to nothing, as padding leaves it
-    mask = mask[None, None].to(numeric.torch_device)
+    mask = mask[None, None].to(numeric.torch_device)  # [1, 1, LENGTH, LENGTH]
     with threads(1):
         whole = steps_of(model, tokens.expand(2, -1), mask, random_kv(numeric, config, 0, seed=7))
     for count, copies, (start, stop) in product(thread_counts(), (1, 2), _chunks(config)):
@@ -150,8 +153,8 @@ def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
 
 def _chunks(config: ModelConfig) -> list[tuple[int, int]]:
     """Returns (start, stop) of each part: single tokens, and chunks across edges of row tiles and key blocks."""
-    full = {max(1, tile // config.num_key_value_groups) for tile in ROW_TILES}  # tokens of a tile
-    singles = [0, 5, 6, 37, KEY_BLOCK - 1, KEY_BLOCK, LENGTH - 1]
+    full = {max(1, tile // config.num_key_value_groups) for tile in ROW_TILES}  # tokens that fill a tile
+    singles = [0, 5, 6, 37, KEY_BLOCK - 1, KEY_BLOCK, LENGTH - 1]  # token 5 may attend to nothing
     widths = sorted({min(width, LENGTH - 3) for width in {2, 3, 33} | full | {tokens + 1 for tokens in full}} - {1})
     return [(i, i + 1) for i in singles] + [(3, 3 + w) for w in widths] + [(KEY_BLOCK - 7, LENGTH), (0, LENGTH)]
 
@@ -159,20 +162,23 @@ def _chunks(config: ModelConfig) -> list[tuple[int, int]]:
 def _differing(part: dict[str, Tensor], whole: dict[str, Tensor], start: int, stop: int, copies: int) -> str:
     """Returns the first step of tokens start to stop - 1 that has other bits in the whole call, "" if none has."""
     for name, mine in part.items():
-        held = name in ("keys", "values")
-        axis, first = 2 if held or name.endswith("_rotary") else 1, 0 if held else start
+        held = name in ("keys", "values")  # of all tokens up to stop, not of this part's alone
+        axis = 2 if held or name.endswith("_rotary") else 1  # of the tokens: [B, heads, T, D], else [B, T, ...]
+        first = 0 if held else start
         if not same_bits(mine.contiguous(), whole[name][:copies].narrow(axis, first, stop - first).contiguous()):
             return name
     return ""
 
 
 def _kernel(step: str, numeric: NumericContract) -> str:
+    """Returns which kernel computes a step, in words."""
     if step.endswith("_proj") or step == "logits":
         return f"linear kernel {numeric.linear}"
     return f"attention kernel {numeric.attention}" if step.endswith(".attention") else "the steps between the kernels"
 
 
 def _random_tokens(numeric: NumericContract, length: int, seed: int) -> Tensor:
+    """Returns token ids [1, length]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(VOCABULARY, (1, length), generator=generator, device="cpu").to(numeric.torch_device)
 
@@ -205,10 +211,10 @@ def one_layer(
 
 
 class FixedCache:
-    """A cache of one layer that holds `keys` and `values` [B, H_kv, n, D] however often it is appended to."""
+    """A cache of one layer that stays at `keys` and `values` [B, H_kv, n, D]: every `append` starts from these."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.held = self.after = keys, values  # after: with the last call's tokens
+        self.held = self.after = keys, values  # after: with the tokens of the last call
 
     def __len__(self) -> int:
         return self.held[0].shape[2]
@@ -220,7 +226,8 @@ class FixedCache:
 
 def random_kv(numeric: NumericContract, config: ModelConfig, length: int, seed: int) -> FixedCache:
     """Returns a cache of `length` random tokens, the same in two copies."""
-    generator, shape = torch.Generator().manual_seed(seed), (1, config.num_key_value_heads, length, config.head_dim)
+    generator = torch.Generator().manual_seed(seed)
+    shape = (1, config.num_key_value_heads, length, config.head_dim)  # [1, H_kv, length, D]
     made = (torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for _ in "kv")
     keys, values = (one.to(numeric.torch_dtype).to(numeric.torch_device).repeat(2, 1, 1, 1) for one in made)
     return FixedCache(keys, values)
@@ -231,14 +238,15 @@ def cancelling_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns query [2, H, T, D], keys and values [2, H_kv, S, D], the same in two copies.
 
-    The tokens go in random pairs with equal keys and opposite values; an odd token's value is 0. So the exact output of
-    a query that sees them all is 0, and what a kernel returns is the rounding error, which differs between orders.
+    Key tokens form random pairs of equal keys and opposite values; a token left over has the value 0. So the exact
+    output of a query that sees all tokens is 0, and what a kernel returns is its rounding error, which differs between
+    orders of summation.
     """
     generator, dim = torch.Generator().manual_seed(8), config.head_dim
     order = torch.randperm(length, generator=generator, device="cpu")
     first, second = order[: length // 2], order[length // 2 : length // 2 * 2]
 
-    def random(heads: int, count: int) -> Tensor:
+    def random(heads: int, count: int) -> Tensor:  # [1, heads, count, D]
         return torch.randn((1, heads, count, dim), generator=generator, dtype=torch.float32, device="cpu")
 
     query, keys = random(config.num_attention_heads, queries), random(config.num_key_value_heads, length)
@@ -253,8 +261,8 @@ def cancelling_attention(
 def steps_of(model: Decoder, tokens: Tensor, mask: Tensor, cache: FixedCache, last: bool = False) -> dict[str, Tensor]:
     """Returns every observed step of tokens [B, T] after the cache's, the logits, and the keys and values afterwards.
 
-    `last`: the logits are of the last token alone, as decoding takes them; all of a prefill's, over the model's own
-    vocabulary, would be the largest tensor of the load.
+    `last`: the logits are of the last token alone, as in decoding. Those of a whole prefill over the model's own
+    vocabulary would be the largest tensor of the load.
     """
     found: dict[str, Tensor] = {}
     copies, length = tokens.shape

@@ -1,7 +1,7 @@
-"""Checks by samples, on this device, that a function of rows gives a row the same bits whatever the rest of the call.
+"""Checks on samples that on this device a function of rows gives each row the same bits whatever the other rows.
 
-A library chooses the order of its sums by shape, by thread count and sometimes by a row's place, never by the numbers.
-With ordinary numbers most differences in order disappear when the result is rounded to 8 or 11 bits. So the checks use
+A library chooses the order of its sums by shape, by thread count and sometimes by a row's place, never by the values.
+With ordinary values most differences in order disappear when the result is rounded to 8 or 11 bits. So the checks use
 sums whose exact value is 0: the result is the rounding error itself, which differs between orders.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from minimodel.bits import same_bits
 
 Rows = Callable[[Tensor], Tensor]  # [n, in] -> [n, out], row by row
-LARGE = 1 << 24  # weights of more elements are not made twice
+LARGE = 1 << 24  # elements; of a weight with more no second one is made for a check
 
 
 def thread_counts() -> tuple[int, ...]:
@@ -38,7 +38,7 @@ def cancelling(
 ) -> tuple[Tensor, Tensor]:
     """Returns x [rows, width] and weight [out, width]: each exact product x . w is 0, its terms about 2^-16 to 2^16.
 
-    Columns go in random pairs: equal in x, opposite in the weight. An odd column is zero.
+    Columns form random pairs, equal in x and opposite in the weight. A column left over is zero in both.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(width, generator=generator, device="cpu")
@@ -53,10 +53,10 @@ def cancelling(
 
 
 def trial(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Returns what a check of this weight's shape runs on: rows x, a weight, and zeros for the bias if there is one.
+    """Returns what a check of this weight's shape runs on: x [rows, in], a weight, and zeros for a bias.
 
-    A very large weight stands for itself, so that no second one is made: its outputs are so many that even ordinary
-    rows show a difference in some of them.
+    For a large weight that is the weight itself, so that no second one is made: it has so many outputs that some of
+    them show a difference even where the sums do not cancel.
     """
     large = weight.numel() > LARGE
     x, made = cancelling(rows, weight.shape[1], 2 if large else weight.shape[0], weight.dtype, weight.device)
@@ -71,12 +71,12 @@ def in_tiles(function: Rows, x: Tensor, tile: int) -> Tensor:
 def place_does_not_matter(function: Rows, x: Tensor, tile: int, expected: Tensor) -> bool:
     """Returns whether in calls of `tile` rows each row of x has `expected`'s bits at every place tried.
 
-    Per thread count it tries three calls: the first rows of x in order, a random choice of rows, and two thirds of that
-    choice, rotated by an odd step and padded with zero rows.
+    x [n, in], expected [n, out]. Per thread count it tries three calls: the first rows of x in order, a random choice
+    of rows, and two thirds of that choice, rotated and padded with zero rows.
     """
     order = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(1), device="cpu")[:tile].to(x.device)
     turned = order.roll(tile // 2 + 1)[: -(-tile * 2 // 3)]
-    padded = x.new_zeros(tile, x.shape[1])
+    padded = x.new_zeros(tile, x.shape[1])  # [tile, in]
     padded[: len(turned)] = x[turned]
     for count in thread_counts():
         with threads(count):

@@ -1,8 +1,9 @@
 """The batch-invariant linear kernel: rows are computed in calls of fixed sizes.
 
 A library picks the order of a row's sums by the number of rows in the call and, with several threads, by the row's
-place. So rows go in tiles of a fixed size, the last one padded with zero rows. A tile size is used only where
-`checks.place_does_not_matter` holds for it. Calls of other sizes in SIZES are used where they give the tile's bits.
+place. So rows are computed in tiles of a fixed number of rows, the last one padded with zero rows. A tile size is used
+only where `checks.place_does_not_matter` holds for it. Other sizes, those of SIZES, are used too where they give the
+tile's bits: a larger one is faster for a long call, a smaller one for a short call.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +17,20 @@ from minimodel.errors import InputError
 from minimodel.invariant.checks import Rows, in_tiles, place_does_not_matter, thread_counts, threads, trial
 from minimodel.packed import PackedWeight, why_not_packed
 
-# in order of preference; packed tiles of 32 rows cost little more than two rows, and a long call little more than one
+# (primitive, rows of a tile) in order of preference: a packed product of 32 rows takes little longer than one of 2
 CANDIDATES = (("packed", 32), ("plain", 32), ("plain", 8), ("plain", 1))
 SIZES = (2, 8, 32, 128, 512)
-FEW_ROWS = 32  # no candidate is larger, so more rows always fill some size
-CHECK_ROWS = (512, 128, 64)  # rows of a check: the first whose products with the weight are few enough, or the last
+FEW_ROWS = 32  # the largest tile: more rows than this fill at least one call of some size
+CHECK_ROWS = (512, 128, 64)  # rows of a check: the first for which rows x weights is within CHECK_PRODUCTS, or the last
 CHECK_PRODUCTS = 1 << 30
 
-Plan = tuple[str, tuple[int, ...]]  # the primitive, and the call sizes that agree, ascending
-_PLANS: dict[tuple[object, ...], Plan] = {}  # by shape: an order of sums does not depend on the numbers
+Plan = tuple[str, tuple[int, ...]]  # the primitive, and the call sizes that have the tile's bits, ascending
+_PLANS: dict[tuple[object, ...], Plan] = {}  # checks made, by shape and threads: values do not matter
 
 
 def tiled(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Maps of one input (weight [out, in], bias [out] or None) -> a function whose rows keep their bits in any call.
+    """Returns the function of some projections (weight [out, in], bias [out] or None) in which each row of the input
+    gets the same bits whatever the call's other rows.
 
     InputError names the shape where no candidate passes its check on this device.
     """
@@ -66,19 +68,24 @@ def _checked_plan(weight: Tensor, bias: Tensor | None) -> Plan:
 
 
 def _run(function: Rows, sizes: tuple[int, ...], x: Tensor) -> Tensor:
-    """Computes x [..., in] in calls of sizes that agree: few rows in one padded call, more in the largest full size."""
+    """Returns function(x [..., in]) from calls of `sizes`.
+
+    Up to FEW_ROWS rows are one call of the smallest size that holds them, padded with zero rows. More rows are cut into
+    calls of the largest size that they fill.
+    """
     rows = x.reshape(-1, x.shape[-1])  # [n, in]
     count = rows.shape[0]
-    if count in sizes and rows.data_ptr() % 64 == 0:  # a library may look at the alignment; torch allocates by 64
-        return function(rows).view(*x.shape[:-1], -1)
+    # at a size, without a copy, if aligned as torch allocates (64 bytes): a library may take another path otherwise
+    if count in sizes and rows.data_ptr() % 64 == 0:
+        return function(rows).view(*x.shape[:-1], -1)  # [..., out]
     parts, start = [], 0
     while start < count:
         left = count - start
         fitting = [s for s in sizes if s <= left] if left > FEW_ROWS else [s for s in sizes[::-1] if s >= left]
         size = fitting[-1] if fitting else sizes[-1]
-        part = rows.new_zeros(size, rows.shape[1])
+        part = rows.new_zeros(size, rows.shape[1])  # [size, in]
         taken = min(size, left)
         part[:taken] = rows[start : start + taken]
         parts.append(function(part)[:taken])
         start += taken
-    return torch.cat(parts).view(*x.shape[:-1], -1)
+    return torch.cat(parts).view(*x.shape[:-1], -1)  # [..., out]

@@ -56,7 +56,7 @@ def in_halves_from_four_rows(parts):
 def test_a_linear_kernel_whose_bits_depend_on_the_row_count_is_refused(tiny_directory, monkeypatch):
     monkeypatch.setitem(LINEAR_KERNELS, "plain", in_halves_from_four_rows)
     found = together_here(load_model(tiny_directory, numeric("bf16")))
-    assert found.size == 1 and found.limit.endswith(("map, 4 rows", "maps, 4 rows"))
+    assert found.size == 1 and found.limit.endswith(("proj, 4 rows", "lm_head, 4 rows"))
 
 
 @pytest.fixture

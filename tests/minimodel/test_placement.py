@@ -17,7 +17,7 @@ from cache.storage import Provenance
 from decode import greedy_suffix
 from minimodel import Decoder, NumericContract, load_model
 from minimodel.checkpoint import open_checkpoint
-from minimodel.load import place_of, placement
+from minimodel.load import device_of, placement
 from tests.conftest import numeric
 from tests.helpers import refused
 from tests.tiny import CONFIG
@@ -49,7 +49,7 @@ def test_the_embedding_lies_with_the_first_layer_and_the_head_with_the_last():
         "model.norm.weight": 2,
         "lm_head.weight": 2,
     }
-    assert {name: place_of(name, places).index for name in wanted} == wanted
+    assert {name: device_of(name, places).index for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -89,10 +89,10 @@ def fake(monkeypatch):
 
 
 def placed(directory, places, tied):
-    """A decoder of fake weights, each where `place_of` says."""
+    """A decoder of fake weights, each where `device_of` says."""
     checkpoint = open_checkpoint(directory)
     weights = {
-        name: torch.empty(entry.shape, dtype=torch.bfloat16, device=place_of(name, places))
+        name: torch.empty(entry.shape, dtype=torch.bfloat16, device=device_of(name, places))
         for name, entry in checkpoint.tensors.items()
         if not (tied and name == "lm_head.weight")
     }
@@ -133,6 +133,6 @@ def run(model, cache, start, length):
 def test_a_layer_whose_border_is_forgotten_fails(tiny_directory, fake):
     """The control: the fake devices do not mix."""
     model = placed(tiny_directory, placement("cpu:0,cpu:1", LAYERS), False)
-    model.places = model.places[:1] * LAYERS
+    model.devices = model.devices[:1] * LAYERS
     with pytest.raises(RuntimeError, match=r"same device|two different devices"):
         run(model, KVCache.for_model(model, 2, 9), 0, 5)
