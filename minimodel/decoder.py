@@ -94,11 +94,10 @@ class Decoder:
         head = weights.get("lm_head.weight")
         head = self.embed_tokens.to(self.norm.device) if head is None else head  # [V, E]; `.to` changes no bit
         self.lm_head = LINEAR_KERNELS[numeric.linear]([(head, None)])  # [B, T, E] -> [B, T, V]
-        prefixes = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
+        prefixes = (f"model.layers.{i}." for i in range(config.num_hidden_layers))
         self.layers = tuple(Layer.of(weights, prefix, numeric.linear) for prefix in prefixes)
         self.devices = tuple(layer.input_layernorm.device for layer in self.layers)  # of each layer
-        dtype, device = self.embed_tokens.dtype, self.embed_tokens.device
-        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, dtype, device)
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, self.norm.dtype, self.embed_tokens.device)
 
     def __call__(
         self,
@@ -127,8 +126,8 @@ class Decoder:
 
         def attend(layer: int, query_states: Tensor, key_states: Tensor, value_states: Tensor) -> Tensor:
             if cache is not None:
-                key_states, value_states = cache.append(layer, key_states, value_states)  # [B, H_kv, S, D]
-            placed = None if mask is None else mask.to(query_states.device)  # [B, 1, T, S]
+                key_states, value_states = cache.append(layer, key_states, value_states)  # [B, H_kv, S, D] each
+            placed = None if mask is None else mask.to(query_states.device)  # [B, 1, T, S], on the layer's device
             return self.attend(query_states, key_states, value_states, placed, self.scaling)  # [B, T, H, D]
 
         return self.forward(input_ids, roles, position_ids, key_length, attend, observe)  # [B, T, E]
@@ -181,8 +180,8 @@ class Decoder:
 
     def self_attn(self, i: int, normed: Tensor, cos: Tensor, sin: Tensor, attend: Attend, note: Note) -> Tensor:
         """Grouped-query attention with biased q, k, v and an unbiased o: [B, T, E] -> [B, T, E]."""
-        layer, (batch, length, _) = self.layers[i], normed.shape  # B, T
-        hidden_shape = (batch, length, -1, self.config.head_dim)  # [B, T, heads, D]
+        layer, (batch, length, _) = self.layers[i], normed.shape
+        hidden_shape = (batch, length, -1, self.config.head_dim)  # [B, T, H or H_kv, D]
         query, key, value = layer.qkv_proj(normed)  # [B, T, H*D], [B, T, H_kv*D], [B, T, H_kv*D]
         note("self_attn.q_proj", query)
         note("self_attn.k_proj", key)
@@ -199,7 +198,7 @@ class Decoder:
 
     def mlp(self, layer: Layer, normed: Tensor, note: Note) -> Tensor:
         """SwiGLU, [B, T, E] -> [B, T, E]: down(silu(gate(x)) * up(x)); silu and product each round to the dtype."""
-        gate, up = layer.gate_up_proj(normed)  # [B, T, I], [B, T, I]
+        gate, up = layer.gate_up_proj(normed)  # [B, T, I] each
         note("mlp.gate_proj", gate)
         note("mlp.up_proj", up)
         product = note("mlp.product", self.silu(gate) * up)  # [B, T, I]

@@ -88,8 +88,7 @@ def zero_dead_rows(out: Tensor, mask: Tensor) -> Tensor:
     # fast path: if every query may attend to itself, no row is dead
     if bool(mask.diagonal(offset=mask.shape[-1] - mask.shape[-2], dim1=-2, dim2=-1).all()):
         return out
-    alive = mask.any(dim=-1, keepdim=True)  # [B or 1, 1, T, 1]
-    return torch.where(alive, out, torch.zeros((), dtype=out.dtype, device=out.device))  # [B, H, T, D]
+    return out.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)  # [B, H, T, D], by [B or 1, 1, T, 1]
 
 
 def check_mask(mask: Tensor | None, batch: int, length: int, key_length: int) -> None:
