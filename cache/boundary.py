@@ -21,18 +21,19 @@ SCHEMA = "stage-replay-boundary-v1"
 
 @dataclass(frozen=True)
 class Boundary:
-    """The state right after merge's opening delimiter. Owns compact storage; nothing that reads it writes it."""
+    """The state right after merge's opening delimiter, in storage of its own. Whatever decodes on works on a copy."""
 
-    construction: str  # "live", "incremental", "prefill" or a transplant's name
+    construction: str  # "live", "incremental", "prefill", "prefill_in_calls_of_N" or a transplant's name
     state: State
     cache: KVCache
     logits: Tensor  # [B, V], of the last prefix token
     record: FunctionalRecord  # what entered the decoder
-    margins: tuple[float | None, ...] = ()  # of the choices in the prefix; live only
-    rebuild: Callable[[], "Boundary"] | None = field(default=None, repr=False, compare=False)  # of a prefill
+    margins: tuple[float | None, ...] = ()  # of the choices in the prefix (`Generated.margins`); live only
+    # prefill only: makes the second, independent call of a replica
+    rebuild: Callable[[], "Boundary"] | None = field(default=None, repr=False, compare=False)
 
     def replica(self) -> "Boundary":
-        """Returns a second, storage-isolated instance: `rebuild()` where there is one (prefill), else `copy()`."""
+        """Returns a second instance in other storage: a second call for prefill, else a bit-exact copy."""
         return self.copy() if self.rebuild is None else self.rebuild()
 
     @torch.inference_mode()
@@ -45,11 +46,11 @@ class Boundary:
         return list(self.named_tensors().values())
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """`layers.0.key`, `layers.0.value`, ... [B, H_kv, S, D] in forward order, then `logits` [B, V]."""
+        """Returns `layers.0.key`, `layers.0.value`, ... [B, H_kv, S, D] in forward order, then `logits` [B, V]."""
         return {**{f"layers.{n}.{name}": tensor for n, name, tensor in self.cache.tensors()}, "logits": self.logits}
 
     def save(self, path: str | Path, provenance: Provenance, row: str = "") -> None:
-        """Writes one safetensors file with every bit of the state and what it belongs to. `row`: the task's id."""
+        """Writes one safetensors file of every tensor, with the prefix and its provenance. row: the task's id."""
         header = {
             "row": row,
             "construction": self.construction,
@@ -84,7 +85,7 @@ class Boundary:
 
 
 def _read(stored: Stored, length: int, device: str) -> tuple[KVCache, Tensor]:
-    """Reads the cache and the logits of a boundary file; checks each tensor's digest and shape."""
+    """Returns the cache and the logits of a boundary file after checking each tensor's digest and shape."""
     layers = (len(stored.names) - 1) // 2
     names = [f"layers.{layer}.{name}" for layer in range(layers) for name in ("key", "value")]
     if layers < 1 or set(stored.names) != {*names, "logits"}:

@@ -1,4 +1,4 @@
-"""The three constructions of the boundary state, never conflated: live, incremental, prefill."""
+"""The three constructions of the boundary state: live, incremental, prefill."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,11 +21,11 @@ from minimodel.roles import attention_mask
 def build_live(model: Decoder, prompt: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
     """Returns the boundary that ordinary greedy generation from a prompt block reaches, with the cache that it filled.
 
-    Decoding fills storage with room for the longest prefix. The boundary owns a compact copy, compared with it bit for
-    bit; a continuation decodes on another copy, so that the boundary can be used again after any arm. Continuing in
-    place would give the same bits: attention does not depend on the capacity behind its views.
+    The prompt, too, is fed one token at a time: the paper finds live and incremental caches equal on all layers.
 
-    The prompt, too, is consumed one token at a time: the paper finds live and incremental caches equal on all layers.
+    Decoding fills storage that could hold the longest prefix. The boundary owns a compact copy, which is compared with
+    it bit for bit. A suffix is decoded on a further copy, so that the boundary stays as it is. Continuing in place
+    would give the same bits: attention does not depend on the capacity behind its views.
     """
     return alone(live_steps(model, prompt, copies, observe))
 
@@ -44,7 +44,7 @@ def live_steps(model: Decoder, prompt: State, copies: int = COPIES, observe: Obs
 
 
 def build_incremental(model: Decoder, state: State, copies: int = COPIES, observe: Observe | None = None) -> Boundary:
-    """Returns the boundary of `state.tokens`, fed one at a time; logits are computed only for the last token."""
+    """Returns the boundary of `state.tokens`, fed one at a time. Only the last token's logits are computed."""
     return alone(incremental_steps(model, state, copies, observe))
 
 
@@ -54,7 +54,7 @@ def incremental_steps(
     """Returns the steps of `build_incremental`."""
     state = _boundary_state(model, state)
     stepper = _stepper(model, len(state), copies)
-    hidden = torch.empty(0)
+    hidden = torch.empty(0)  # [B, 1, E] after each step
     for token, role in zip(state.tokens, state.roles):
         hidden, _ = yield Step(stepper, token, role, observe=observe)
     return _from_stepper("incremental", state, stepper, hidden, observe)
@@ -64,24 +64,25 @@ def incremental_steps(
 def build_prefill(
     model: Decoder, state: State, copies: int = COPIES, chunk: int | None = None, observe: Observe | None = None
 ) -> Boundary:
-    """Returns the boundary of `state.tokens` in one call, or in calls of `chunk` tokens (1: as incremental)."""
+    """Returns the boundary of `state.tokens` from one call, or from calls of `chunk` tokens (1: as incremental)."""
     state = _boundary_state(model, state)
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise refuse("chunk", "a positive number of tokens, or none for one call", chunk)
     device = model.numeric.torch_device
-    tokens = torch.tensor(state.tokens, device=device).expand(copies, -1)
-    roles = torch.tensor(state.roles, device=device).expand(copies, -1)
-    positions = torch.arange(len(state), device=device).expand(copies, -1)
-    cache, record, hidden = KVCache.for_model(model, copies, len(state)), FunctionalRecord(), torch.empty(0)
-    for start in range(0, len(state), chunk or len(state)):
-        part = slice(start, min(start + (chunk or len(state)), len(state)))
+    tokens = torch.tensor(state.tokens, device=device).expand(copies, -1)  # [B, S]
+    roles = torch.tensor(state.roles, device=device).expand(copies, -1)  # [B, S]
+    positions = torch.arange(len(state), device=device).expand(copies, -1)  # [B, S]
+    cache, record = KVCache.for_model(model, copies, len(state)), FunctionalRecord()
+    hidden, length = torch.empty(0), chunk or len(state)  # [B, T, E] after each call; T of a call
+    for start in range(0, len(state), length):
+        part = slice(start, min(start + length, len(state)))
         mask = attention_mask(roles[:1, part], roles[:1, : part.stop], visibility=model.rules.visibility)
-        mask = mask.expand(copies, -1, -1, -1)
+        mask = mask.expand(copies, -1, -1, -1)  # [B, 1, T, S so far]
         hidden = model(tokens[:, part], roles[:, part], positions[:, part], mask, cache, observe, record.enter)
-    again = partial(build_prefill, model, state, copies, chunk)  # without the observer: a replica is not traced
-    name = "prefill" if chunk is None or chunk >= len(state) else f"prefill_in_calls_of_{chunk}"
-    logits = model.logits(hidden[:, -1:], observe)[:, 0].clone()
-    return _sound(Boundary(name, state, cache, logits, record, rebuild=again))
+    rebuild = partial(build_prefill, model, state, copies, chunk)  # without the observer: a replica is not traced
+    name = "prefill" if length >= len(state) else f"prefill_in_calls_of_{chunk}"
+    logits = model.logits(hidden[:, -1:], observe)[:, 0].clone()  # [B, V]
+    return _sound(Boundary(name, state, cache, logits, record, rebuild=rebuild))
 
 
 def _stepper(model: Decoder, capacity: int, copies: int) -> Stepper:
@@ -89,7 +90,10 @@ def _stepper(model: Decoder, capacity: int, copies: int) -> Stepper:
 
 
 def _boundary_state(model: Decoder, state: State) -> State:
-    """Derives the state from the integer tokens alone: roles that live decoding accumulated are not taken over."""
+    """Returns the state derived again from its tokens alone, so that roles from live decoding are not reused.
+
+    Puts the model's contract in force. InputError unless the state is at the boundary and fits the model's context.
+    """
     make_ready(model, state.contract.rules)
     state = State.from_tokens(state.contract, state.tokens)
     if not state.structure.at_boundary:
@@ -101,17 +105,18 @@ def _boundary_state(model: Decoder, state: State) -> State:
 
 
 def _from_stepper(name: str, state: State, stepper: Stepper, hidden: Tensor, observe: Observe | None) -> Boundary:
+    """Returns the boundary of the tokens that were fed. hidden [B, 1, E]: the last one's hidden state."""
     filled = stepper.cache
     assert isinstance(filled, KVCache)
     compact = filled if filled.capacity == len(filled) else filled.copy()  # an incremental cache is compact already
     if not compact.equals(filled):
         raise RowFailure(f"{name}: expected a compact cache with the bits that decoding left, found others")
-    logits = stepper.model.logits(hidden[:, -1:], observe)[:, 0].clone()
+    logits = stepper.model.logits(hidden[:, -1:], observe)[:, 0].clone()  # [B, V]
     return _sound(Boundary(name, state, compact, logits, stepper.record))
 
 
 def _sound(boundary: Boundary) -> Boundary:
-    """RowFailure unless the copies agree in every bit and nothing is NaN or infinite."""
+    """Returns the boundary. RowFailure unless its copies agree in every bit and nothing is NaN or infinite."""
     cache = boundary.cache
     assert len(cache) == boundary.record.length == len(boundary.state), "cache, record and state differ in length"
     cache.require_equal_copies()

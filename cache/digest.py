@@ -22,10 +22,11 @@ def cache_sha256(cache: KVCache) -> str:
 
 
 def _hash(tensor: Tensor) -> "hashlib._Hash":
+    """Returns the hash of the dtype, the shape and the bytes in row-major order."""
     header = f"{str(tensor.dtype).removeprefix('torch.')}:{','.join(map(str, tensor.shape))}:"
     digest = hashlib.sha256(header.encode("ascii"))
     whole = bits(tensor.detach()).cpu()
-    # of a K/V view [B, H_kv, n, D] of a larger capacity, one contiguous part per head instead of a copy of all
+    # a K/V view [B, H_kv, n, D] of a larger capacity is hashed head by head: each is contiguous, so nothing is copied
     for piece in whole.flatten(0, 1) if whole.ndim > 2 and not whole.is_contiguous() else [whole]:
         digest.update(piece.contiguous().numpy().data)
     return digest

@@ -11,7 +11,7 @@ from cache.kv import KVCache
 from minimodel.bits import bits
 from minimodel.errors import InputError
 
-# of float64 differences: the largest, their sum, the sum of their squares; the sums of squares of left and right
+# in float64: of the absolute differences the largest, the sum and the sum of squares; the sums of squares of each side
 Sizes = tuple[float, float, float, float, float]
 NUMBERS = ("max_abs", "mean_abs", "delta_l2", "left_l2", "right_l2", "relative_l2")
 
@@ -22,8 +22,8 @@ class TensorDrift:
 
     elements: int
     differing: int  # elements whose bits differ
-    sizes: Sizes | None  # None where either holds NaN or infinity: arithmetic means nothing, and JSON cannot hold them
-    first: tuple[int, ...] | None = None  # index of the first differing element in row-major order; None when exact
+    sizes: Sizes | None  # None where either side holds NaN or infinity: sums mean nothing, and JSON cannot hold them
+    first: tuple[int, ...] | None = None  # index of the first differing element (see `compare_tensors`); None if exact
 
     @property
     def exact(self) -> bool:
@@ -64,16 +64,17 @@ class CacheDrift:
     def as_dict(self) -> dict[str, Any]:
         """Returns the ledger's object: whole-cache numbers, first difference, and one pair of objects per layer."""
         flat = [drift for pair in self.layers for drift in pair]
-        known = [drift.sizes for drift in flat if drift.sizes is not None]
-        largest, *sums = zip(*known) if len(known) == len(flat) else ((),)
-        sizes = (max(largest), *map(sum, sums)) if sums else None
+        known, sizes = [drift.sizes for drift in flat if drift.sizes is not None], None
+        if len(known) == len(flat):
+            largest, *sums = zip(*known)
+            sizes = (max(largest), *map(sum, sums))
         whole = TensorDrift(sum(d.elements for d in flat), sum(d.differing for d in flat), sizes)
         layers = [{"key": key.as_dict(), "value": value.as_dict()} for key, value in self.layers]
         return {**whole.as_dict(), "first_difference": self.first_difference, "layers": layers}
 
 
 def compare(left: KVCache, right: KVCache) -> CacheDrift:
-    """Compares every K and V tensor of two caches of one geometry; InputError names what differs in geometry."""
+    """Compares every key and value tensor of two caches. InputError for another layer count, shape or dtype."""
     if left.layers != right.layers:
         raise InputError(f"caches: expected equal layer counts, found {left.layers} and {right.layers}")
     drifts = [
@@ -84,9 +85,9 @@ def compare(left: KVCache, right: KVCache) -> CacheDrift:
 
 
 def compare_tensors(left: Tensor, right: Tensor, name: str, positions: bool = False) -> TensorDrift:
-    """Compares two tensors of one dtype and shape.
+    """Compares two tensors of one dtype and shape. `first` is the first differing index in row-major order.
 
-    `positions`: the third axis is the token slot, and `first` is (slot, copy, head, component) of the lowest slot.
+    positions: for keys and values [B, H_kv, S, D], `first` is (slot, copy, head, component) at the lowest slot instead.
     """
     if left.shape != right.shape or left.dtype != right.dtype:
         raise InputError(
@@ -96,7 +97,7 @@ def compare_tensors(left: Tensor, right: Tensor, name: str, positions: bool = Fa
     unequal = bits(left) != bits(right)
     differing = int(unequal.sum())
     first = first_true(unequal, 2 if positions else 0) if differing else None
-    # differences and norms see FP64, where the subtraction of two BF16 or FP32 values is exact or nearly so
+    # differences and norms see FP64, which holds the difference of two BF16 or FP32 values exactly or nearly so
     wide = left.to(torch.float64)
     other = right.to(torch.float64) if differing else wide
     left_square = float(wide.square().sum())

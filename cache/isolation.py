@@ -1,4 +1,4 @@
-"""Storage isolation: whether two caches, or any tensors, could ever write into one another."""
+"""Storage isolation: whether a write to one group of tensors could reach another."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ def memory_ranges(tensors: Iterable[Tensor]) -> list[tuple[str, int, int]]:
 def disjoint(*groups: Iterable[Tensor]) -> bool:
     """Returns whether no two groups share a byte of storage; aliasing within a group is allowed."""
     marked = sorted((*span, index) for index, group in enumerate(groups) for span in memory_ranges(group))
-    reach: tuple[str, int, int] | None = None  # the span that reaches furthest so far: device, stop, group
+    reach: tuple[str, int, int] | None = None  # of the spans so far, the one that ends last: device, stop, group
     for device, start, stop, group in marked:
         if reach is not None and reach[0] == device and start < reach[1] and group != reach[2]:
             return False
@@ -35,7 +35,7 @@ def cache_tensors(cache: KVCache) -> list[Tensor]:
 
 
 def geometry(tensor: Tensor) -> dict[str, object]:
-    """Returns shape, stride, dtype, device, and whether it is an inference tensor: what equal bits leave open."""
+    """Returns shape, stride, dtype, device, and whether it is an inference tensor: what equal bits do not show."""
     return {
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),

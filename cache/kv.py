@@ -13,7 +13,7 @@ from minimodel.errors import InputError, refuse
 class KVCache:
     """One key and one value tensor per layer, each its own storage [B, H_kv, capacity, D], filled from slot 0.
 
-    Slots at or beyond `len(cache)` hold anything and are never read.
+    Slots from `len(cache)` on are uninitialised and never read.
     """
 
     def __init__(
@@ -47,14 +47,15 @@ class KVCache:
         return cls(config.num_hidden_layers, batch, heads, capacity, head_dim, dtype, devices)
 
     def __len__(self) -> int:
-        """Tokens held by every layer."""
+        """Returns the number of tokens that every layer holds."""
         return self._length
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Writes T new tokens of one layer ([B, H_kv, T, D] each) and returns views of all S so far.
 
-        A call writes layers 0, 1, ... in order, T tokens each; then the length advances by T. InputError for another
-        layer or T, beyond the capacity, and for another dtype or shape, which torch would convert or broadcast.
+        A decoder call writes layers 0, 1, ... in order, T tokens each; after the last the length grows by T. InputError
+        for another layer or T, beyond the capacity, and for another dtype or shape, which torch would convert or
+        broadcast.
         """
         written, length = self._begun
         if layer != written:
@@ -94,7 +95,7 @@ class KVCache:
         ]
 
     def copy(self, capacity: int | None = None) -> "KVCache":
-        """Returns a bit-exact, storage-isolated copy, compact (capacity = length) without `capacity`."""
+        """Returns a bit-exact copy in other storage. Without `capacity` it is compact: its capacity is its length."""
         capacity = self._length if capacity is None else capacity
         if capacity < self._length:
             raise refuse("cache capacity", f"at least its length {self._length}", capacity)
@@ -117,6 +118,6 @@ class KVCache:
             require_finite(tensor, f"cache layer {layer} {name}")
 
     def equals(self, other: "KVCache") -> bool:
-        """Returns whether the layers are as many and every tensor is equal in dtype, shape and raw bits."""
+        """Returns whether both have as many layers, and every tensor is equal in dtype, shape and raw bits."""
         pairs = zip(self.tensors(), other.tensors())
         return self.layers == other.layers and all(same_bits(left[2], right[2]) for left, right in pairs)

@@ -1,7 +1,7 @@
 """Tensors on disk with their provenance: one safetensors file, one JSON header, a digest per tensor.
 
-Boundaries and traces are written by us and by the transformers-side recorder in this one form. The header stands under
-a single metadata key, so that a file's bytes do not depend on the order of a hash table.
+Boundaries and traces have this form, ours and those of the recorder that runs transformers. The header is the value of
+a single metadata key: with several, a file's bytes would depend on the order of the library's hash table.
 """
 
 import json
@@ -26,7 +26,7 @@ from minimodel.numerics import NumericContract
 from minimodel.safetensors_file import FILE_DTYPES, TensorEntry, read_into, table_of_contents
 
 HEADER = "stage_replay"
-SOURCE = "stage-replay"  # `source` of what this project computed; a recorder writes "transformers 5.24.0", say
+SOURCE = "stage-replay"  # `source` of what this project computed; the recorder writes "transformers 5.24.0"
 COMMON = {  # every header's keys and their JSON types; a schema may add others
     "schema": str,
     "source": str,
@@ -46,23 +46,23 @@ COMMON = {  # every header's keys and their JSON types; a schema may add others
 class Provenance:
     """The origin of a file's tensors."""
 
-    source: str  # `SOURCE`, or a recorder's name and version
+    source: str  # `SOURCE`, or the recorder's name and version
     checkpoint: Mapping[str, str]  # SHA-256 by file name (`minimodel.checkpoint.file_digests`)
-    numeric: Mapping[str, Any]  # `NumericContract.record()`; a recorder puts its own attention path under "attention"
+    numeric: Mapping[str, Any]  # `NumericContract.record()`; the recorder puts its own attention under "attention"
     environment: Mapping[str, str]  # `minimodel.machine.machine_record()`
 
     @classmethod
     def here(cls, checkpoint: str | Path | Checkpoint, numeric: NumericContract) -> "Provenance":
-        """Hashes the checkpoint's files and reads the settings of `numeric`, which must be in force.
+        """Returns the provenance of what this process computes. Hashes the checkpoint's files.
 
-        InputError when an opened checkpoint's files changed since it was opened.
+        InputError unless `numeric` is in force, and when a file of an opened checkpoint changed since it was opened.
         """
         numeric.require_in_force()
         return cls(SOURCE, file_digests(checkpoint), numeric.record(), machine_record())
 
 
 def contract_record(contract: Contract) -> dict[str, Any]:
-    """Returns what a header keeps of the decoding contract: all that decides a token, a role or a mask entry."""
+    """Returns the part of the decoding contract that a header keeps: what decides a role, a block or a mask entry."""
     return {
         "open_ids": list(contract.open_ids),
         "close_ids": list(contract.close_ids),
@@ -77,8 +77,7 @@ def write_tensors(
 ) -> None:
     """Writes a file atomically: a reader sees all of it or none.
 
-    `header` holds the keys of `COMMON` and any others of its schema, without schema, tensors and provenance, which are
-    added here.
+    header: the keys of `COMMON` and others of its schema. Schema, digests and provenance are added here.
     """
     kept = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     origin = {key: value if isinstance(value, str) else dict(value) for key, value in asdict(provenance).items()}
@@ -95,7 +94,7 @@ def write_tensors(
 
 @dataclass(frozen=True)
 class Stored:
-    """An opened file: its header, and tensors that are read and verified one by one."""
+    """An opened file: its header, and tensors that are read and checked one by one."""
 
     path: Path
     header: dict[str, Any]
@@ -103,7 +102,7 @@ class Stored:
 
     @property
     def names(self) -> list[str]:
-        """Returns tensor names in the order in which they were written."""
+        """The tensors' names, in the order in which they were written."""
         return list(self.header["tensors"])
 
     def tensor(self, name: str) -> Tensor:
@@ -117,7 +116,7 @@ class Stored:
 
 
 def open_tensors(path: str | Path, schema: str | tuple[str, ...]) -> Stored:
-    """Opens a file of one of the schemas and checks its header; InputError says in one line what does not fit."""
+    """Opens a file of one of the schemas. InputError says in one line what in its header does not fit."""
     path, schemas = Path(path), (schema,) if isinstance(schema, str) else schema
     entries = table_of_contents(path)
     with safe_open(path, framework="np") as opened:
@@ -142,7 +141,7 @@ def open_tensors(path: str | Path, schema: str | tuple[str, ...]) -> Stored:
 
 
 def require_same(path: Path, what: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """InputError naming the first key of two flat records that differs."""
+    """InputError, naming the first key, where two flat records differ."""
     for key in [*expected, *(key for key in found if key not in expected)]:
         if found.get(key) != expected.get(key):
             raise refuse(f"{path}: {what} {key}", repr(expected.get(key)), found.get(key))

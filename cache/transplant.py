@@ -22,11 +22,12 @@ def transplant(
     positions: Iterable[int] | None = None,
     heads: Iterable[int] | None = None,
 ) -> Boundary:
-    """Returns a copy of the recipient with the donor's keys and/or values at the given places (default: everywhere).
+    """Returns a copy of the recipient with the donor's keys, values or both at the given places (default: everywhere).
 
     layers, positions, heads: indices of decoder layers, token slots, key/value heads; None means all. tensors: "kv",
     "k" or "v". State, functional record and boundary logits remain the recipient's (paper, section 3.6). InputError
-    unless both hold the same prefix in the same geometry, RowFailure unless both have the same functional record.
+    unless both hold the same prefix in tensors of the same shape, stride and dtype. RowFailure unless both have the
+    same functional record.
     """
     if tensors not in TENSORS:
         raise refuse("transplant tensors", "kv, k or v", tensors)
@@ -42,7 +43,7 @@ def transplant(
                 target.copy_(source)
             else:
                 at = (slice(None), rows[:, None].to(target.device), slots[None, :].to(target.device))
-                target[at] = source[at]
+                target[at] = source[at]  # [B, chosen heads, chosen slots, D]
     cache.require_equal_copies()
     return replace(
         recipient,
@@ -57,8 +58,8 @@ def transplant(
 def whole_transplant_holds(result: Boundary, recipient: Boundary, donor: Boundary) -> bool:
     """Returns whether a whole-cache transplant is right.
 
-    Every K/V tensor must have the donor's bits, shape, stride, dtype and length, logits and functional state must be
-    the recipient's, and the three must share no storage.
+    Every K/V tensor must have the donor's bits, shape, stride, dtype and device. Logits and functional record must be
+    the recipient's. The three boundaries must share no storage.
     """
     provenance = all(
         same_bits(mine, theirs) and mine.stride() == theirs.stride() and mine.device == theirs.device
@@ -70,6 +71,7 @@ def whole_transplant_holds(result: Boundary, recipient: Boundary, donor: Boundar
 
 
 def _indices(chosen: Iterable[int] | None, count: int, name: str) -> set[int]:
+    """Returns the chosen indices of 0 to count - 1, all of them for None. InputError for any other."""
     if chosen is None:
         return set(range(count))
     found = set(chosen)

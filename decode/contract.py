@@ -1,7 +1,7 @@
-"""The decoding contract of a checkpoint: delimiters, caps, eligibility, visibility, prompt template.
+"""The decoding contract of a checkpoint: delimiters, caps, eligible tokens, visibility, prompt template.
 
-Read from `contract.json` and `tokenizer.json`. Unknown keys are refused; absent keys take this file's
-defaults, of which the caps are the paper's.
+It is read from `contract.json` and `tokenizer.json`. Unknown keys are refused. Absent keys take the defaults of this
+file and of `minimodel.roles`.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from minimodel.checkpoint import CONFIG, CONTRACT, TOKENIZER, Checkpoint
 from minimodel.config_file import read_config, read_rules
 from minimodel.errors import InputError, refuse
 from minimodel.files import checkpoint_directory, inside, read_json_object
-from minimodel.roles import NUM_ROLES, ROLE_NAMES, ROLE_OFFSET, VISIBILITY, RoleRules
+from minimodel.roles import ANSWER, BRANCH_1, MERGE, NUM_ROLES, ROLE_NAMES, ROLE_OFFSET, VISIBILITY, RoleRules
 
 SCHEMA = "stage-replay-contract-v1"
 KEYS = {"schema", "delimiters", "caps", "visibility", "role_offset", "prompt_template", "ineligible_ids"}
@@ -36,12 +36,12 @@ class Contract:
     caps: tuple[int | None, ...]  # content tokens that a block may hold, by raw role; None for the prompt
     rules: RoleRules
     codec: TextCodec = field(compare=False, repr=False)
-    ordinary: Tensor = field(compare=False, repr=False)  # bool [V], ids that a block's content may use
-    eligible: Tensor = field(compare=False, repr=False)  # bool [6, V]: row r is ordinary plus r's closing delimiter
+    ordinary: Tensor = field(compare=False, repr=False)  # bool [V], the ids that a block's content may have
+    eligible: Tensor = field(compare=False, repr=False)  # bool [6, V]: row r is ordinary and r's closing delimiter
 
     @classmethod
     def load(cls, checkpoint: str | Path | Checkpoint) -> "Contract":
-        """Reads and checks an adapted checkpoint's contract. Of an opened `Checkpoint`, only tokenizer.json is read.
+        """Reads and checks the contract of an adapted checkpoint, a directory or an opened one; no weights are needed.
 
         For a stock checkpoint, InputError names the command to run.
         """
@@ -61,7 +61,7 @@ class Contract:
 
     @classmethod
     def from_parts(cls, raw: dict[str, Any], tokenizer: Path, vocab_size: int, where: str) -> "Contract":
-        """From contract.json's object, the path of tokenizer.json and the rows of the output head."""
+        """Returns the contract of contract.json's object and a tokenizer.json. vocab_size: the rows of the head."""
         unknown = sorted(set(raw) - KEYS)
         if unknown:
             raise refuse(f"{where}: keys", " ".join(sorted(KEYS)), unknown[0])
@@ -81,8 +81,10 @@ class Contract:
         return cls(open_ids, close_ids, caps, rules, codec, ordinary, eligible)
 
     def meaning(self) -> dict[str, Any]:
-        """Returns what decides the meaning of a token, independent of how its files are spelled: vocabulary, merges,
-        delimiters and eligible ids, as a manifest records them beside caps, visibility and role offset."""
+        """Returns what a token id means, however the files spell it: vocabulary, merges, delimiters and ordinary ids.
+
+        A manifest records it beside caps, visibility and role offset.
+        """
         ordinary = json_sha256(self.ordinary.nonzero().flatten().tolist())
         delimiters = {"open": list(self.open_ids), "close": list(self.close_ids)}
         return {**self.codec.meaning(), "delimiters": delimiters, "ordinary_ids_sha256": ordinary}
@@ -92,12 +94,12 @@ class Contract:
         return 0 <= token < self.ordinary.numel() and bool(self.ordinary[token])
 
     def suffix_limit(self) -> int:
-        """Returns the longest suffix in tokens: merge content and close, answer open, content and close."""
-        return _number(self.caps[4]) + _number(self.caps[5]) + 3
+        """Returns the tokens of the longest suffix: merge's content and close; the answer's open, content and close."""
+        return _number(self.caps[MERGE]) + _number(self.caps[ANSWER]) + 3
 
     def prefix_limit(self, prompt_length: int) -> int:
-        """Returns the longest prefix after a prompt block of `prompt_length` tokens, delimiters included."""
-        return prompt_length + sum(_number(cap) + 2 for cap in self.caps[1:4]) + 1
+        """Returns the tokens of the longest prefix: the prompt block, three whole branches, merge's open."""
+        return prompt_length + sum(_number(cap) + 2 for cap in self.caps[BRANCH_1:MERGE]) + 1
 
 
 def _number(cap: int | None) -> int:
@@ -106,7 +108,7 @@ def _number(cap: int | None) -> int:
 
 
 def contract_document(caps: Mapping[str, int], template: str) -> dict[str, Any]:
-    """Returns the content of a new contract.json: the paper's delimiters, role offset and visibility."""
+    """Returns the object of a new contract.json, with the default delimiters, role offset and visibility."""
     return {
         "schema": SCHEMA,
         "delimiters": {"open": list(OPEN), "close": list(CLOSE)},
@@ -118,7 +120,7 @@ def contract_document(caps: Mapping[str, int], template: str) -> dict[str, Any]:
 
 
 def delimiter_names(contract: dict[str, Any], where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns opening and closing delimiters of contract.json's object by raw role; absent keys take the defaults."""
+    """Returns the names of the opening and of the closing delimiters in contract.json's object, by raw role."""
     raw = contract.get("delimiters", {})
     if not isinstance(raw, dict) or set(raw) - {"open", "close"}:
         raise refuse(f"{where}: delimiters", "an object with 'open' and 'close'", raw)
@@ -142,9 +144,9 @@ def _caps(raw: Any, where: str) -> tuple[int | None, ...]:
 
 
 def _ordinary(codec: TextCodec, delimiters: list[int], ineligible: Any, vocab_size: int, where: str) -> Tensor:
-    """Returns bool [V]: the defined ids without delimiters and without the other special tokens.
+    """Returns bool [V]: the ids that the tokenizer defines, without the delimiters and the other special tokens.
 
-    A contract's `ineligible_ids` replaces the ban on special tokens: an empty list makes them eligible.
+    A list `ineligible` is left out in place of the other special tokens: an empty one makes those ordinary.
     """
     if ineligible is not None and (
         not isinstance(ineligible, list) or any(type(i) is not int or not 0 <= i < vocab_size for i in ineligible)

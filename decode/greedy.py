@@ -1,8 +1,8 @@
 """Greedy decoding under the structural mask, with physical copies that must agree, and the margin of every choice.
 
-Generation and token-by-token construction of a cache are generators of steps: each yields the next token and is sent
-what the step computed. `alone` runs the steps of one request, which is the specification; `decode.batched` runs those
-of several together, to the same bits.
+Generation, and construction of a cache token by token, are Python generators: each yields a `Step`, which feeds one
+token, and is sent what the step computed. `alone` runs the steps of one request. That is the specification;
+`decode.batched` runs the steps of several requests together, to the same bits.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -29,7 +29,7 @@ class Generated:
 
     tokens: tuple[int, ...]
     roles: tuple[int, ...]
-    margins: tuple[float | None, ...]  # best eligible logit less the second best, exact in float64; None where forced
+    margins: tuple[float | None, ...]  # best eligible logit minus the second best, exact in float64; None where forced
     tops: tuple[float | None, ...]  # the best eligible logit; None where forced
     structure: Structure
     hidden: tuple[Tensor, ...] = field(repr=False, compare=False)  # [B, 1, E] after each token that was fed
@@ -42,34 +42,34 @@ class Suffix:
     tokens: tuple[int, ...]
     margins: tuple[float | None, ...]  # as in `Generated`
     tops: tuple[float | None, ...]  # as in `Generated`
-    merge: tuple[int, ...]  # the block's content tokens
-    answer: tuple[int, ...]  # the block's content tokens
+    merge: tuple[int, ...]  # content tokens of merge, without delimiters
+    answer: tuple[int, ...]  # content tokens of the answer, without delimiters
     functional_sha256: str  # the record of prefix and suffix, as they entered the decoder
-    synchronised: bool  # whether all physical copies were given the same prefix and suffix
-    cache_length: int  # tokens in the working cache at the end; the one that ends the answer is not fed
+    synchronised: bool  # whether all physical copies had the same prefix and suffix
+    cache_length: int  # tokens in the working cache at the end: the delimiter that closes the answer is not fed
 
 
-Choice = tuple[int, float, float]  # the token chosen, its logit, and the next best
+Choice = tuple[int, float, float]  # the token chosen, its logit, and the second best logit
 
 
 @dataclass(frozen=True)
 class Step:
-    """The next token of one request."""
+    """One token of one request to feed."""
 
     stepper: Stepper
     token: int
     role: int
-    eligible: Tensor | None = None  # bool [V], what may follow; None where the next token is not chosen by logits
+    eligible: Tensor | None = None  # bool [V], the tokens that may come next; None where the next one needs no logits
     observe: Observe | None = None
 
 
-Stepped = tuple[Tensor, Choice | None]  # the hidden state [B, 1, E], and the choice of the next token
+Stepped = tuple[Tensor, Choice | None]  # what a step computed: hidden state [B, 1, E], and the choice of the next token
 T = TypeVar("T")
-Steps = Generator[Step, Stepped, T]  # a RowFailure of the choice is thrown in where the step was yielded
+Steps = Generator[Step, Stepped, T]  # a RowFailure of a step is raised at the `yield` of that step
 
 
 class BoundaryLike(Protocol):
-    """What the suffix decoder needs of a boundary (`cache.Boundary`), which it does not write."""
+    """What the suffix decoder reads of a boundary (`cache.Boundary`); it writes none of it."""
 
     @property
     def state(self) -> State: ...
@@ -88,21 +88,20 @@ def choose(logits: Tensor, eligible: Tensor) -> tuple[int, float]:
 
 
 def best_two(logits: Tensor, eligible: Tensor) -> tuple[int, float, float]:
-    """Returns the eligible id with the largest logit, that logit, and the next best. logits [B, V]; eligible bool [V].
+    """Returns the eligible id with the largest logit, that logit and the second best. logits [B, V]; eligible bool [V].
 
-    Ties go to the lowest id: argmax gives the first of equal maxima (`topk` keeps no such order). Eligibility applies
-    before the tie rule. RowFailure when copies differ in any bit or a logit is NaN or infinite; InputError when nothing
-    is eligible.
+    Ties among eligible ids go to the lowest: argmax returns the first of equal maxima, which `topk` does not promise.
+    RowFailure when copies differ in any bit or a logit is NaN or infinite; InputError when nothing is eligible.
     """
     if eligible.dtype != torch.bool or eligible.shape != logits.shape[1:]:
         found = f"{eligible.dtype} {list(eligible.shape)}"
         raise InputError(f"eligible: expected torch.bool {list(logits.shape[1:])}, found {found}")
     require_equal_copies(logits, "logits")
     require_finite(logits[0], "logits")
-    masked = logits[0].masked_fill(~eligible, float("-inf"))
+    masked = logits[0].masked_fill(~eligible, float("-inf"))  # [V]
     token = int(masked.argmax())
     top = masked[token].item()
-    if top == float("-inf"):  # every logit is finite
+    if top == float("-inf"):  # logits are finite, so no id is eligible
         raise InputError("eligible: expected at least one id that may be chosen, found none")
     masked[token] = float("-inf")
     return token, top, masked.max().item()
@@ -141,22 +140,21 @@ def generate(
     stop: Callable[[Structure], bool],
     observe: Observe | None = None,
 ) -> Steps[Generated]:
-    """Yields the steps of decoding until `stop` holds of the structure; returns what was generated.
+    """Yields the steps of decoding until `stop` is true of the structure; returns what was generated.
 
-    `choice` is the first token's; None when that token is forced. The token at which `stop` holds is fed too, so that a
-    live boundary holds merge's opening delimiter and the logits that follow it. A token
-    that ends the answer (`Structure.done`) is not fed: nothing would read its K/V. No logits are computed for a forced
-    token. `observe` sees the decoder's steps, not the logits of the choices.
+    `choice`: the first token, if it is not forced. The token after which `stop` is true is fed too: a live boundary
+    holds merge's opening delimiter. The delimiter that closes the answer (`Structure.done`) is not fed, as nothing
+    would read its K/V. No logits are computed for a forced token. `observe` gets the decoder's steps, not those logits.
     """
     eligible = contract.eligible.to(stepper.model.numeric.torch_device)
-    made: list[tuple[int, int, Choice | None]] = []  # token, role, and its choice where it was free
-    hidden: list[Tensor] = []
+    made: list[tuple[int, int, Choice | None]] = []  # token, role, and the choice where it was not forced
+    hidden: list[Tensor] = []  # [B, 1, E] each
     while not structure.done and not stop(structure):
         token, role = forced(contract, structure), structure.block
         if token is not None:
             choice = None
         else:
-            assert choice is not None, "a free choice needs logits"
+            assert choice is not None, "a token that is not forced is chosen by logits"
             token = choice[0]
         made.append((token, role, choice))
         structure = advance(contract, structure, token)
@@ -173,7 +171,7 @@ def generate(
 
 @contextmanager
 def located(stepper: Stepper, structure: Structure) -> Iterator[None]:
-    """Adds block, step in the block and slot to the text of a RowFailure raised inside."""
+    """Puts block, step in the block and slot in front of the text of a RowFailure raised inside."""
     try:
         yield
     except RowFailure as failure:
@@ -182,9 +180,9 @@ def located(stepper: Stepper, structure: Structure) -> Iterator[None]:
 
 
 def greedy_suffix(model: Decoder, boundary: BoundaryLike) -> Suffix:
-    """Continues a boundary to the end of the answer on a working copy of its cache; the boundary is not written.
+    """Returns the suffix of a boundary, through the end of the answer, decoded on a copy of its cache.
 
-    RowFailure when the physical copies disagree in a logit during, or in the cache after, the suffix.
+    RowFailure when the physical copies differ in a logit on the way, or in the cache at the end.
     """
     return alone(suffix_steps(model, boundary))
 

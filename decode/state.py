@@ -17,11 +17,11 @@ from minimodel.roles import ANSWER, MERGE, ROLE_NAMES
 
 @dataclass(frozen=True)
 class Structure:
-    """A place in the sequence of blocks."""
+    """A position in the sequence of blocks."""
 
     block: int = 0  # raw role of the open block, or of the next one to open
     open: bool = False  # whether its opening delimiter has been seen
-    content: int = 0  # its ordinary tokens so far
+    content: int = 0  # ordinary tokens in the open block so far
 
     @property
     def done(self) -> bool:
@@ -35,7 +35,7 @@ class Structure:
 
 
 def forced(contract: Contract, structure: Structure) -> int | None:
-    """Returns the only eligible token; None where the logits choose. InputError when generation has ended."""
+    """Returns the only eligible token, or None where the logits choose. InputError when the answer has closed."""
     if structure.done:
         raise InputError("structure: expected an open or pending block, found a closed answer")
     if not structure.open:
@@ -45,7 +45,7 @@ def forced(contract: Contract, structure: Structure) -> int | None:
 
 
 def advance(contract: Contract, structure: Structure, token: int) -> Structure:
-    """Returns the structure after `token`. InputError names the block and what was eligible when the token was not."""
+    """Returns the structure after `token`. InputError, with the block and what was expected, if it is not eligible."""
     only = forced(contract, structure)
     if only is not None and token != only:
         raise InputError(f"block {ROLE_NAMES[structure.block]}: expected only token {only}, found {token}")
@@ -63,10 +63,10 @@ def advance(contract: Contract, structure: Structure, token: int) -> Structure:
 
 @dataclass(frozen=True)
 class State:
-    """A request's tokens up to some point of its blocks. Position ids are 0, 1, 2, ...; a token's role is that of its
-    block, to which its two delimiters belong.
+    """A request's tokens up to some point of its blocks.
 
-    Both physical copies share one state: there is no padding in the design.
+    A token's role is its block; both delimiters belong to their block. Position ids are 0, 1, 2, ...: there is no
+    padding. Both physical copies share one state.
     """
 
     contract: Contract = field(repr=False)
@@ -76,7 +76,7 @@ class State:
 
     @classmethod
     def from_tokens(cls, contract: Contract, tokens: Iterable[int]) -> "State":
-        """Replays the tokens through the structural machine; InputError names the first that was not eligible."""
+        """Returns the state after these tokens. InputError names the first that was not eligible."""
         structure, roles, kept = Structure(), [], []
         for index, token in enumerate(tokens):
             role = structure.block

@@ -14,30 +14,30 @@ Call = tuple[Tensor, Tensor | None, Tensor, Tensor | None]  # input_ids, roles, 
 
 
 class Stepper:
-    """One request in the decoder: `feed` advances position and cache slot by one for every physical copy."""
+    """One request in the decoder: `feed` advances position and cache slot by one, the same for every physical copy."""
 
     def __init__(self, model: Decoder, cache: Cache, copies: int, capacity: int) -> None:
-        """`cache` is empty, unless `resume` is called next. `capacity`: the most tokens that it will hold."""
+        """cache: empty, unless `resume` is called next. capacity: the most tokens that it will hold."""
         limit = model.config.max_position_embeddings
         if capacity > limit:
             raise InputError(f"context: expected at most max_position_embeddings {limit} tokens, found {capacity}")
         device = model.numeric.torch_device
         self.model, self.cache, self.copies, self.length = model, cache, copies, 0
         self.record = FunctionalRecord()
-        self._table = visibility_tensor(model.rules.visibility, device)
-        # row r: which slots a query of role r may see; a step fills one column and reads one row
-        self._visible = torch.zeros(NUM_ROLES, capacity, dtype=torch.bool, device=device)
-        self._positions = torch.arange(capacity, device=device).expand(copies, capacity)
-        self._roles = torch.arange(NUM_ROLES, device=device)[:, None, None].expand(NUM_ROLES, copies, 1)
+        self._table = visibility_tensor(model.rules.visibility, device)  # [6, 6]
+        # row r: the slots that a query of role r may attend to; a step fills one column and reads one row
+        self._visible = torch.zeros(NUM_ROLES, capacity, dtype=torch.bool, device=device)  # [6, capacity]
+        self._positions = torch.arange(capacity, device=device).expand(copies, capacity)  # [B, capacity]
+        self._roles = torch.arange(NUM_ROLES, device=device)[:, None, None].expand(NUM_ROLES, copies, 1)  # [6, B, 1]
 
     def resume(self, roles: Sequence[int], record: FunctionalRecord) -> None:
-        """Continues after tokens that the cache already holds: their roles, and the record of how they entered."""
+        """Continues after the tokens that the cache already holds, given their roles and the record of their entry."""
         assert self.length == 0 and len(self.cache) == len(roles) == record.length, "cache and state differ in length"
         self._visible[:, : len(roles)] = self._table[:, torch.tensor(list(roles), device=self._table.device)]
         self.length, self.record = len(roles), record.copy()
 
     def call(self, token: int, role: int) -> Call:
-        """Advances by one token and returns the decoder call that feeds it."""
+        """Advances by one token and returns the decoder's arguments for it."""
         slot = self.length
         self._visible[:, slot] = self._table[:, role]
         row = self._visible[role, : slot + 1]
@@ -50,22 +50,23 @@ class Stepper:
         )
 
     def feed(self, token: int, role: int, observe: Observe | None = None) -> Tensor:
-        """Runs one token of every copy through the decoder: hidden [B, 1, E]."""
+        """Runs one token of every copy through the decoder and returns its hidden state [B, 1, E]."""
         return self.model(*self.call(token, role), self.cache, observe, self.record.enter)
 
 
 class CausalStepper(Stepper):
-    """One request on a stock checkpoint: no role term, and every token sees all before it."""
+    """One request on a stock checkpoint: no role term, and every token attends to all before it."""
 
     def call(self, token: int, role: int) -> Call:
+        """Returns the same arguments without roles and mask; `role` is ignored."""
         input_ids, _, position_ids, _ = super().call(token, role)
         return input_ids, None, position_ids, None
 
 
 def make_ready(model: Decoder, rules: RoleRules) -> None:
-    """Puts the model's numeric contract in force; the process may have changed it since the load.
+    """Puts the model's numeric contract in force again, as the process may have changed a setting since the load.
 
-    InputError unless `rules`, those of a state's contract, are the model's.
+    rules: those of the state to decode. InputError unless they are the model's.
     """
     model.numeric.apply()
     if model.rules != rules:

@@ -1,4 +1,4 @@
-"""Text to tokens and back. Nothing a user typed ever becomes a special token."""
+"""Text to tokens and back. Text from a user never becomes a special token."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from minimodel.files import read_bytes
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_TOKENIZER_BYTES = 32 * 1024 * 1024  # the largest public Qwen2.5 tokenizer.json is 11 MB
-# The parts of a byte-level BPE tokenizer, Qwen2.5's kind, by where they stand. Others can turn a short text into
+# The parts that a byte-level BPE tokenizer, Qwen2.5's kind, may have, by place. Others can turn a short text into
 # gigabytes (a chain of Replace), stop the process, or lose characters.
 PARTS = {
     "normalizer": {"NFC", "NFD"},  # NFKC and NFKD turn x² into x2
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
     "<|im_start|>user\n{question}\n\n{choices}<|im_end|>\n<|im_start|>assistant\n"
 )
 FIELD = re.compile(r"\{question\}|\{choices\}")
-LISTS = ("normalizers", "pretokenizers", "processors", "decoders")  # the members of a Sequence, by where it stands
+LISTS = ("normalizers", "pretokenizers", "processors", "decoders")  # keys under which a Sequence lists its members
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -50,7 +50,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _kinds(part: dict[str, Any]) -> list[str]:
-    """Returns the type of a part; for a sequence, those of its members instead."""
+    """Returns the type of a part, or the types of the members of a Sequence."""
     members = [member for key in LISTS for member in part.get(key, [])]
     return [kind for member in members for kind in _kinds(member)] if part["type"] == "Sequence" else [part["type"]]
 
@@ -62,8 +62,8 @@ def json_sha256(value: Any) -> str:
 
 @contextmanager
 def _library(where: str) -> Iterator[None]:
-    """Turns what the tokenizers library raises into InputError: plain Exception for a defect of the file, and a panic
-    of its Rust part, which is no Exception.
+    """Turns what the tokenizers library raises into InputError: Exception for a defect of the file, and BaseException
+    for a panic of its Rust part.
     """
     try:
         yield
@@ -107,17 +107,17 @@ class TextCodec:
         return sorted(set(self.tokenizer.get_vocab(with_added_tokens=True).values()))
 
     def meaning(self) -> dict[str, str]:
-        """Returns the SHA-256 of what an id stands for, and of the merges in order: the same for two tokenizer.json
-        files that differ only in spelling, such as a merge written "a b" or ["a", "b"]."""
+        """Returns the SHA-256 of the vocabulary and of the merges in order.
+
+        Two tokenizer.json files that differ only in spelling, such as a merge "a b" or ["a", "b"], give the same.
+        """
         vocabulary = sorted((i, text) for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items())
         merges = json.loads(self.tokenizer.to_str())["model"]["merges"]
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
         return {"vocabulary_sha256": json_sha256(vocabulary), "merges_sha256": json_sha256(pairs)}
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ordinary ids of `text`. InputError for text that is no Unicode (a lone surrogate), and where the
-        tokenizer loses some of it.
-        """
+        """Returns the ordinary ids of `text`. InputError for a lone surrogate, and for a tokenizer that loses text."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -126,7 +126,7 @@ class TextCodec:
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         if special := self.special_ids().intersection(ids):
             raise InputError(f"text: expected ordinary tokens only, found special token {min(special)}")
-        # the text as the tokenizer normalises it (Qwen2.5's is NFC), which its tokens must hold whole
+        # decoding must give the text back, as the tokenizer normalises it (Qwen2.5's NFC)
         normalizer, decoded = self.tokenizer.normalizer, self.decode(ids)
         whole = text if normalizer is None else normalizer.normalize_str(text)
         if decoded not in (whole, f" {whole}"):  # a byte-level pre-tokenizer may put a space before the first word
@@ -143,13 +143,14 @@ class TextCodec:
             return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def prompt(self, question: str, choices: list[str] | tuple[str, ...]) -> str:
-        """Returns the template filled in one pass, so that braces in a question or choice stay text.
+        """Returns the filled template. InputError for more choices than there are letters."""
+        return filled(self.template, question, choices)
 
-        InputError for more choices than there are letters.
-        """
-        lines = lettered(choices)
-        head, tail = self.template.split("{question}")
-        return head.replace("{choices}", lines) + question + tail.replace("{choices}", lines)
+
+def filled(template: str, question: str, choices: Sequence[str]) -> str:
+    """Returns the text with its fields filled in one pass: a field's name in a question or choice stays text."""
+    values = {"{question}": question, "{choices}": lettered(choices)}
+    return FIELD.sub(lambda match: values[match[0]], template)
 
 
 def lettered(choices: Sequence[str]) -> str:
@@ -168,7 +169,7 @@ def check_template(raw: Any, where: str) -> str:
 
 @dataclass(frozen=True)
 class Chat:
-    """Text of a stock checkpoint: special tokens by name, `{question}` and `{choices}` as ordinary text."""
+    """The chat template of a stock checkpoint: special tokens by name, and two fields for ordinary text."""
 
     codec: TextCodec
     template: str  # holds {question} once and {choices} at most once
@@ -176,7 +177,7 @@ class Chat:
 
     @classmethod
     def of(cls, codec: TextCodec, template: str, stop: Sequence[str]) -> "Chat":
-        """InputError for a template without exactly one `{question}`, and for a stop that is no special token."""
+        """Checks both. InputError for a template without exactly one `{question}`, and unless stops are special."""
         if not stop:
             raise InputError("--eos: expected at least one special token that ends a generation, found none")
         template = check_template(template, "chat template")
@@ -185,10 +186,9 @@ class Chat:
     def encode(self, question: str, choices: Sequence[str]) -> list[int]:
         """Returns the ids of the filled template.
 
-        A special token's name is that token in the template, and text in a question or choice. Between special tokens
-        the filled text is encoded as one piece, as a chat template's output is.
+        A special token's name is that token where the template has it, and text in a question or choice. The filled
+        text between two special tokens is encoded as one piece, as in a chat template's output.
         """
-        values = {"{question}": question, "{choices}": lettered(choices)}
         added = self.codec.tokenizer.get_added_tokens_decoder()
         names = {token.content: i for i, token in added.items() if token.special}
         pieces = re.split("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")", self.template)
@@ -197,5 +197,5 @@ class Chat:
             if piece in names:
                 ids.append(names[piece])
             elif piece:
-                ids += self.codec.encode(FIELD.sub(lambda match: values[match[0]], piece))
+                ids += self.codec.encode(filled(piece, question, choices))
         return ids
