@@ -25,14 +25,12 @@ SIDES = ("donor", "recipient", "neither")
 
 
 def follows(suffix: object, donor: object, recipient: object) -> str:
-    """Return whose trajectory a suffix repeats from the boundary to the end, a name of `SIDES`."""
+    """Returns whose suffix `suffix` is equal to, a name of `SIDES`; "donor" where both are equal to it."""
     return "donor" if suffix == donor else "recipient" if suffix == recipient else "neither"
 
 
 class DonorRow(NamedTuple):
-    """The suffixes of one row: the two native constructions, and each recipient after it took the other's whole
-    cache.
-    """
+    """The suffixes of one row: of the two constructions as built ("native"), and of each with the other's cache."""
 
     incremental: object
     prefill: object
@@ -41,26 +39,28 @@ class DonorRow(NamedTuple):
 
     @property
     def divergent(self) -> bool:
+        """Whether the two native suffixes differ."""
         return self.incremental != self.prefill
 
     @property
     def sides(self) -> dict[str, str]:
-        """Return {direction: name of `SIDES`}. On an exact row the native trajectories are one, the donor's."""
+        """Whose suffix each recipient has, by direction. On a row that is not divergent "donor" stands for both."""
         suffix = self._asdict()
         return {arm: follows(suffix[arm], suffix[donor], suffix[other]) for arm, (donor, other) in DONORS.items()}
 
     @property
     def recovers_both(self) -> bool:
+        """Whether both recipients have their donor's suffix."""
         return all(side == "donor" for side in self.sides.values())
 
     @property
     def novel(self) -> bool:
-        """Whether a recipient follows neither native trajectory."""
+        """Whether a recipient has neither native suffix."""
         return "neither" in self.sides.values()
 
 
 def donor_endpoints(rows: Sequence[DonorRow]) -> dict[str, Proportion]:
-    """Return the registered endpoints of a transplant panel under the release's names, each with the Wilson interval
+    """Returns the registered endpoints of a transplant panel under the release's names, each with the Wilson interval
     over its eligible rows: recovery among divergent rows, novel trajectories among exact rows.
     """
     divergent = [row for row in rows if row.divergent]
@@ -75,15 +75,15 @@ def donor_endpoints(rows: Sequence[DonorRow]) -> dict[str, Proportion]:
 
 
 def interpret(endpoints: Mapping[str, Proportion]) -> str:
-    """Return the frozen label of a replication from its panel's endpoints.
+    """Returns the frozen label of a replication from its panel's endpoints: the first of `PRECEDENCE` that holds.
 
-    The paper names five outcomes without ranking them; more than one can hold. `PRECEDENCE` is the order here. A novel
-    trajectory on an exact control comes first: the intervention itself then changes trajectories, so recovery cannot be
-    interpreted. One unrecovered row refutes complete recovery, however few rows there are. Failures come before lack of
-    power, because one counterexample is evidence and its absence among few rows is not.
+    The paper names five outcomes without ranking them, and more than one can hold. The order here: a novel suffix on an
+    exact control comes first, as the transplant itself then changes suffixes and recovery cannot be interpreted.
+    Incomplete recovery comes before too few rows: one counterexample is evidence however few rows there are, and its
+    absence among few rows is not.
     """
     recovered, novel = endpoints["bidirectional_donor_recovery"], endpoints["exact_control_novel_trajectory"]
-    holds = (
+    holds = (  # in the order of PRECEDENCE
         novel.count > 0,
         recovered.count < recovered.n,
         recovered.n < LEAST_DIVERGENT,

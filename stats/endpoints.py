@@ -12,11 +12,11 @@ from typing import Any
 from stats.errors import StatsInputError
 from stats.intervals import SEED, Z_MATRIX, Bootstrap, Proportion, mcnemar_exact, paired_bootstrap, wilson
 
-_NAMED = 5  # ids in a refusal
+_NAMED = 5  # ids that a refusal names
 
 
 def first_divergence(left: Sequence[object], right: Sequence[object]) -> int | None:
-    """Return the index of the first entry in which two sequences differ, or None where they are equal.
+    """Returns the index of the first entry in which two sequences differ, or None where they are equal.
 
     If one is a prefix of the other, that is the shorter one's length.
     """
@@ -25,12 +25,12 @@ def first_divergence(left: Sequence[object], right: Sequence[object]) -> int | N
 
 
 def disagreement(equal: Sequence[bool], z: float = Z_MATRIX) -> Proportion:
-    """Return the share of rows that are not `equal`."""
+    """Returns the share of rows that are not `equal`."""
     return wilson(sum(not flag for flag in equal), len(equal), z)
 
 
 def divergence_spread(indices: Sequence[int | None]) -> dict[str, object]:
-    """Return {n, median, min, max} of the first-divergence indices of the rows that diverge; None without such a row.
+    """Returns {n, median, min, max} of the first-divergence indices of the rows that diverge; None without such a row.
 
     indices: one per row, None where the suffixes are equal.
     """
@@ -53,24 +53,24 @@ class PairedComparison:
     mcnemar_p: float
 
     def as_dict(self) -> dict[str, object]:
-        """Return the JSON form: difference_points (right - left), its interval, left_only, right_only, mcnemar_p."""
+        """Returns difference_points (right - left), its interval and note, left_only, right_only, mcnemar_p."""
         only = {"left_only": self.left_only, "right_only": self.right_only}
         return {**self.bootstrap.as_dict(), **only, "mcnemar_p": self.mcnemar_p}
 
     def accuracy_dict(self, left: str, right: str) -> dict[str, object]:
-        """Return the summary's `accuracy` block, for the arms `left` and `right`: {ARM: {correct, n}, ...}."""
+        """Returns the summary's `accuracy` block, for the arms `left` and `right`: {ARM: {correct, n}, ...}."""
         counts = {left: self.left, right: self.right}
         return {**{arm: {"correct": count, "n": self.n} for arm, count in counts.items()}, **self.as_dict()}
 
     def reduction_dict(self, left: str, right: str) -> dict[str, object]:
-        """Return a cross-precision block, for two dtypes: {n, bf16_count, fp32_count, bf16_only, fp32_only, ...}."""
+        """Returns a cross-precision block, for two dtypes: {n, bf16_count, fp32_count, bf16_only, fp32_only, ...}."""
         counts = {f"{left}_count": self.left, f"{right}_count": self.right}
         only = {f"{left}_only": self.left_only, f"{right}_only": self.right_only}
         return {"n": self.n, **counts, **only, **self.bootstrap.as_dict(), "mcnemar_p": self.mcnemar_p}
 
 
 def compare_labels(left: Sequence[bool], right: Sequence[bool], stream: int, seed: int = SEED) -> PairedComparison:
-    """Compare two labels of the same rows: correctness of two arms, or disagreement in two precisions.
+    """Compares two labels of the same rows: correctness of two arms, or disagreement in two precisions.
 
     `stream` is one of `stats.intervals.STREAMS`.
     """
@@ -81,7 +81,7 @@ def compare_labels(left: Sequence[bool], right: Sequence[bool], stream: int, see
 
 
 def compare_results(left: Mapping[str, bool], right: Mapping[str, bool], *, seed: int = SEED) -> dict[str, Any]:
-    """Compare two result sets {id: correct}, joined by id: the order of the files changes nothing.
+    """Compares two result sets {id: correct}, joined by id: the order of the files changes nothing.
 
     Returns n, both accuracies, `PairedComparison.as_dict`, and the ids on which only one side is correct, sorted.
     Raises StatsInputError where the id sets differ or are empty.
@@ -110,7 +110,7 @@ def compare_results(left: Mapping[str, bool], right: Mapping[str, bool], *, seed
 def difference_of_differences(
     bf16: tuple[Sequence[bool], Sequence[bool]], fp32: tuple[Sequence[bool], Sequence[bool]], stream: int
 ) -> Bootstrap:
-    """Return how the accuracy effect changes with precision: (right - left) in FP32 minus that in BF16, paired by row.
+    """Returns how the accuracy effect changes with precision: (right - left) in FP32 minus that in BF16, paired by row.
 
     Each argument holds the correctness labels of the left and the right arm in one precision.
     """

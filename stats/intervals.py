@@ -15,7 +15,7 @@ from stats.errors import StatsInputError
 Z_MATRIX = 1.96  # normal quantile of the matrix experiments' Wilson intervals (the plan's `matrix_wilson_z`)
 Z_TRANSPLANT = 1.959963984540054  # of the transplants' (the plan's `transplant_wilson_z`)
 SEED = 20260728  # of the bootstrap (the plan's `bootstrap_seed`)
-# endpoint: offset added to the seed, so that endpoints draw independently (the plan's `bootstrap_streams`)
+# offset added to the seed, by endpoint, so that endpoints draw independently (the plan's `bootstrap_streams`)
 STREAMS: dict[str, int] = {
     "matched_bf16": 0,
     "matched_fp32": 1,
@@ -44,7 +44,7 @@ NO_INTERVAL = {
     "degenerate": "no interval: every row has the same difference",
     "too few": "no interval: fewer than two rows",
 }
-_DRAWS_AT_ONCE = 4_000_000
+_DRAWS_AT_ONCE = 4_000_000  # integers in memory
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,17 @@ class Proportion:
 
     @property
     def rate(self) -> float | None:
+        """count / n; None where n is 0."""
         return self.count / self.n if self.n else None
 
     def as_dict(self) -> dict[str, object]:
-        """Return the JSON form: count, n, rate, wilson_95 (`null` rate and interval where n is 0)."""
+        """Returns the JSON form: count, n, rate, wilson_95 (`null` rate and interval where n is 0)."""
         interval = None if self.low is None else [self.low, self.high]
         return {"count": self.count, "n": self.n, "rate": self.rate, "wilson_95": interval}
 
 
 def wilson(count: int, n: int, z: float = Z_MATRIX) -> Proportion:
-    """Return the Wilson score interval of `count` successes in `n` trials at the normal quantile `z`.
+    """Returns the Wilson score interval of `count` successes in `n` trials at the normal quantile `z`.
 
     Raises StatsInputError where count is outside 0..n or n is negative. With n = 0 there is no interval. The bounds at
     count 0 and count n are exactly 0 and 1.
@@ -90,7 +91,7 @@ def wilson(count: int, n: int, z: float = Z_MATRIX) -> Proportion:
 
 
 def mcnemar_exact(left_only: int, right_only: int) -> float:
-    """Return the two-sided exact McNemar p: a binomial test of the discordant pairs at 1/2; 1.0 without any.
+    """Returns the two-sided exact McNemar p: a binomial test of the discordant pairs at 1/2; 1.0 without any.
 
     `left_only` and `right_only` count the pairs in which only that side is a success.
     """
@@ -111,12 +112,12 @@ class Bootstrap:
     note: str | None  # "degenerate": all differences are equal and the interval is a point; "too few": n < 2
 
     def as_dict(self) -> dict[str, object]:
-        """Return the JSON form without n: difference_points, bootstrap_95 and bootstrap_note; never NaN."""
+        """Returns the JSON form without n: difference_points, bootstrap_95 and bootstrap_note; never NaN."""
         return {"difference_points": self.difference, "bootstrap_95": self.interval, "bootstrap_note": self.note}
 
 
 def paired_bootstrap(differences: Sequence[int], seed: int = SEED, stream: int = 0) -> Bootstrap:
-    """Return the paired percentile bootstrap of the mean of `differences` [n]: bounds at 2.5 and 97.5 %, in points.
+    """Returns the paired percentile bootstrap of the mean of `differences` [n]: bounds at 2.5 and 97.5 %, in points.
 
     The generator is `numpy.random.default_rng(seed + stream)`, local to the call. A replicate is the next n integers
     that it draws, so the same differences in the same order give the same bits, however many replicates are drawn at

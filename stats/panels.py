@@ -11,7 +11,7 @@ from stats.errors import StatsInputError
 
 
 def spread_positions(n: int, k: int) -> list[int]:
-    """Return `k` evenly spaced positions of 0..n-1: round(i (n - 1) / (k - 1)), i = 0..k-1, both ends included.
+    """Returns `k` evenly spaced positions of 0..n-1: round(i (n - 1) / (k - 1)), i = 0..k-1, both ends included.
 
     The quotient is an exact rational; a half rounds to the even position (no published panel has one). k = 1 gives
     the middle position, k = 0 the empty list. Raises StatsInputError where k is negative or greater than n.
@@ -24,7 +24,7 @@ def spread_positions(n: int, k: int) -> list[int]:
 
 
 def length_spread(items: Sequence[tuple[int, str]], k: int) -> list[int]:
-    """Return the indices into `items` (prefix length, row id) of `k` rows spread evenly over the sorted lengths.
+    """Returns the indices into `items` (prefix length, row id) of `k` rows spread evenly over the sorted lengths.
 
     Equal lengths are ordered by row id, as strings.
     """
@@ -33,7 +33,7 @@ def length_spread(items: Sequence[tuple[int, str]], k: int) -> list[int]:
 
 
 def stratified_spread(items: Sequence[tuple[int, str]], strata: Sequence[str], counts: Mapping[str, int]) -> list[int]:
-    """Return the indices of a length spread within each stratum of `counts` {stratum: rows wanted}, in that order.
+    """Returns the indices of a length spread within each stratum of `counts` {stratum: rows wanted}, in that order.
 
     `strata` holds each item's stratum. A stratum with fewer rows than wanted gives all of them; the caller reports it.
     """

@@ -9,7 +9,7 @@ _SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars"}
 
 
 def parse_csv(data: bytes, where: object) -> list[tuple[int, dict[str, str]]]:
-    """Return (line number, cells by column name) per row; a row that spans lines has the number of its last.
+    """Returns (line number, cells by column name) per row; a row that spans lines has the number of its last.
 
     Blank lines are skipped, and so is a first line `sep=,`, which Excel writes. Cells have any length. Raises
     StatsInputError, naming `where` and the line, for anything else.
@@ -33,7 +33,7 @@ def parse_csv(data: bytes, where: object) -> list[tuple[int, dict[str, str]]]:
 
 
 def _rows(data: bytes, where: object) -> list[tuple[int, list[str]]]:
-    """Return (line number, cells) per line that is not blank."""
+    """Returns (line number, cells) per line that is not blank."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -34,13 +34,13 @@ class Explicit(NamedTuple):
 
 
 def last_explicit(text: str) -> Explicit | None:
-    r"""Return the last explicit statement of `text`. One that is cut off counts only where there is no complete one."""
+    r"""Returns the last explicit statement of `text`; one that is cut off counts only where none is complete."""
     found = (last_box(text), _last_answer_line(text), _last_tag(text), _last_hashes(text))
     return max((one for one in found if one), key=lambda one: one.start, default=None)
 
 
 def last_box(text: str) -> Explicit | None:
-    r"""Return the last complete, balanced `\boxed{...}`, the inner one of nested boxes; else one that is cut off."""
+    r"""Returns the last complete, balanced `\boxed{...}`, the inner one of nested boxes; else one that is cut off."""
     open_braces: list[re.Match[str]] = []
     best: Explicit | None = None
     for part in _BOX_PART.finditer(text):
@@ -55,11 +55,12 @@ def last_box(text: str) -> Explicit | None:
 
 
 def _cut_off(text: str) -> Explicit:
+    """Returns a statement without content that any complete one outranks."""
     return Explicit(-1, len(text), None)
 
 
 def unmarked(line: str) -> str | None:
-    """Return `line` without its list, heading or quotation mark: "- 72", "1. 72" and "# 72" are 72.
+    """Returns `line` without its list, heading or quotation mark: "- 72", "1. 72" and "# 72" are 72.
 
     "1. 72 apples" could be item 1 or the number 1, and is None. "1. Just one" keeps its number.
     """
@@ -72,11 +73,12 @@ def unmarked(line: str) -> str | None:
 
 
 def _is_answer(text: str) -> bool:
+    """Whether the whole text is a number or a letter."""
     return parse_number(text) is not None or lone_letter(text, MAX_CHOICES) is not None
 
 
 def _last_answer_line(text: str) -> Explicit | None:
-    """Return the last "Answer:" with the rest of its line, or the next line that is not blank."""
+    """Returns the last "Answer:" with the rest of its line, or the next line that is not blank."""
     found = [*_ANSWER_LINE.finditer(text)]
     if not found:
         return None
@@ -99,7 +101,7 @@ def _last_answer_line(text: str) -> Explicit | None:
 
 
 def _json(text: str, key: re.Match[str]) -> Explicit:
-    """Return the value of the key "answer" of a JSON object, None unless it is complete."""
+    """Returns the value of the key "answer" of a JSON object; its content is None where the value is not complete."""
     value = _JSON_VALUE.match(text, key.end())
     if value is None or (value["end"] == "" and "{" in text[max(0, key.start() - 200) : key.start()]):
         return Explicit(key.start(), key.end(), None)
@@ -113,12 +115,13 @@ def _json(text: str, key: re.Match[str]) -> Explicit:
 
 
 def _last_tag(text: str) -> Explicit | None:
+    """Returns the last `<answer>...</answer>`, else one that is cut off."""
     found = [Explicit(*m.span(), m["content"]) if m["end"] else _cut_off(text) for m in _TAG.finditer(text)]
     return max(found, key=lambda one: one.start, default=None)
 
 
 def _last_hashes(text: str) -> Explicit | None:
-    """Return the `#### 72` line; headings such as `#### Step 1` are none, and two lines that differ are ambiguous."""
+    """Returns the `#### 72` line; headings such as `#### Step 1` are none, and two lines that differ are ambiguous."""
     found = [match for match in _HASHES.finditer(text) if _is_answer(match["content"])]
     if not found:
         return None

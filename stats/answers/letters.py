@@ -11,25 +11,25 @@ MAX_CHOICES = len(string.ascii_uppercase)
 AMBIGUOUS = "?"  # in place of a letter: the statement names several letters, or one that is no choice
 
 # -- what a letter stands between -------------------------------------------------------------------------------------
-_INTRODUCE = words(  # may stand right before a letter that names a choice; after another word it is part of a name
+_INTRODUCE = words(  # may stand right before a letter that names a choice; after any other word the letter is a name's
     "is was are were be isn't wasn't it it's its that that's this the a an answer answers letter option options "
     "choice choices one so therefore thus hence then also again not never neither nor either or and but than to on "
     "for with as pick picks picked choose chooses chose choosing select selects selected take takes leaves say says "
     "think believe conclude must would should might may could cannot can't couldn't i we i'd i'm i'll we'd only just "
     "still well rather indeed both of between equals final correct right because since if when wait no yes actually"
 )
-_FOLLOW = words(  # may stand right after it; before another lower-case word, A is an article, another letter a name's
+_FOLLOW = words(  # may stand right after such a letter; before any other word A is an article, and others are a name's
     "is was fits matches has it because since as with and or but not seems looks must would should can cannot could "
     "gives says wins holds works for by so then to which that here isn does doesn remains being alone in from we "
     "fails the might may too ruled"
 )
-_FOLLOW_I = {"is", "fits", "matches", "because"}  # the same for I, which is a pronoun before another word
+_FOLLOW_I = {"is", "fits", "matches", "because"}  # the same for I, which is a pronoun before any other word
 _EMPHASIS = re.compile(r"(?<![^\W_])_{1,3}([A-Za-z])_{1,3}(?![^\W_])")
 _STANDALONE = re.compile(r"(?<![\w\\'])(?<!\w[-.])([A-Z])(?![\w+#^]|-\w|\.[A-Za-z])")
 _WORD_BEFORE = re.compile(r"([\w'%°]+)\s+\Z")
 _WORD_AFTER = re.compile(r"\s{1,3}([a-z]+)")
 _WORD = re.compile(r"[\w']+")
-_WINDOW = 120  # characters beside a letter that are read
+_WINDOW = 120  # characters before and after a letter that are read
 
 # -- rejection --------------------------------------------------------------------------------------------------------
 _REJECTS_BEFORE = re.compile(
@@ -96,7 +96,7 @@ class Letter(NamedTuple):
 
 
 def lone_letter(text: str, choices: int) -> str | None:
-    """Return the letter that is the whole of `text` in either case: "(b)", "**B**.", "option b"; else None.
+    """Returns the letter that is the whole of `text` in either case: "(b)", "**B**.", "option b"; else None.
 
     Here and below: `AMBIGUOUS` for a letter beyond the choices, and None where `choices` is 0.
     """
@@ -106,14 +106,12 @@ def lone_letter(text: str, choices: int) -> str | None:
 
 
 def only_letter(sentence: str, choices: int) -> str | None:
-    """Return the letter that `sentence` names without rejecting it. Two different letters, rejected or not, are
-    ambiguous.
-    """
+    """Returns the letter that `sentence` names and does not reject. Two letters, even if one is rejected: ambiguous."""
     return _named(sentence, choices, lambda letter: True) or _lower_case(sentence, choices)
 
 
 def declared_letter(sentence: str, choices: int) -> str | None:
-    """Return the letter that `sentence` declares: "the answer is C", "we pick C", "C is correct", "Therefore, C"."""
+    """Returns the letter that `sentence` declares: "the answer is C", "we pick C", "C is correct", "Therefore, C"."""
     if _NO_STATEMENT.search(sentence):
         return None
     conclusion = _CONCLUSION.match(sentence)
@@ -122,30 +120,31 @@ def declared_letter(sentence: str, choices: int) -> str | None:
 
 
 def hinted_letter(sentence: str, choices: int) -> str | None:
-    """Return the letter that `sentence` hints at: "it is C", "that makes it C", "C fits"."""
+    """Returns the letter that `sentence` hints at: "it is C", "that makes it C", "C fits"."""
     return None if _NO_STATEMENT.search(sentence) else _named(sentence, choices, _hinted)
 
 
 def _named(sentence: str, choices: int, states: Callable[[Letter], bool]) -> str | None:
-    """Return the one letter of a sentence in which `states` holds for a letter that is not rejected."""
+    """Returns the one letter of a sentence in which `states` is true of a letter that is not rejected."""
     found = _letters(sentence)
     stated = any(not letter.rejected and states(letter) for letter in found)
     return _choice({letter.name for letter in found}, choices) if stated else None
 
 
 def _lower_case(sentence: str, choices: int) -> str | None:
-    """Return the letter, in either case, that ends "the answer is b"."""
+    """Returns the letter, in either case, that ends "the answer is b"."""
     match = _LOWER_CASE.search(sentence)
     return lone_letter(match["rest"], choices) if match else None
 
 
 def _choice(names: set[str], choices: int) -> str | None:
+    """Returns the one letter if it is a choice, else `AMBIGUOUS`; None without choices."""
     name = names.pop() if len(names) == 1 else AMBIGUOUS
     return None if not choices else name if name in string.ascii_uppercase[:choices] else AMBIGUOUS
 
 
 def _letters(sentence: str) -> list[Letter]:
-    """Return the letters in `sentence` that can name a choice, up to its reason ("because ...").
+    """Returns the letters in `sentence` that can name a choice, up to its reason ("because ...").
 
     A letter after a word such as "vitamin" or a number, or before a word such as "cells", belongs to a name; "A" and
     "I" before such a word are article and pronoun.
@@ -170,6 +169,7 @@ def _introduced(before: str) -> bool:
 
 
 def _introduces(word: str) -> bool:
+    """Whether `word` is one of `_INTRODUCE` or an adverb ("certainly")."""
     return word.lower() in _INTRODUCE or word.endswith("ly")
 
 
@@ -182,11 +182,13 @@ def _followed(letter: str, after: str) -> bool:
 
 
 def _declared(letter: Letter) -> bool:
+    """Whether the words around a letter declare it the answer."""
     found = (match for pattern in _DECLARED_BEFORE for match in pattern.finditer(letter.before))
     return _DECLARED_AFTER.match(letter.after) is not None or any(map(_plain, found))
 
 
 def _hinted(letter: Letter) -> bool:
+    """Whether the words around a letter hint that it is the answer."""
     hint = _HINTED_BEFORE.search(letter.before)
     before = hint is not None and _plain(hint) and _ENDS_CLAUSE.match(letter.after)
     return bool(_HINTED_AFTER.match(letter.after) or before)

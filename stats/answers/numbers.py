@@ -43,8 +43,8 @@ _CHANGE = words(  # words that change the value of a number near them, so that t
     "not never neither nor cannot wrong incorrect dozens hundreds thousands millions billions"
 ).union(SCALES)
 _OPERATORS = frozenset("+*/^×·÷<>≤≥±√")
-_FACTORS = _OPERATORS | frozenset("xyznkreibcπθ")  # and variables
-_NUMBERED = words(  # are named by the number after them, as in "question 5": that number is not a quantity
+_FACTORS = _OPERATORS | frozenset("xyznkreibcπθ")  # operators and variables
+_NUMBERED = words(  # the number after such a word names something ("question 5") and is not a quantity
     "question problem part step page chapter section figure equation table line row item case option choice no day "
     "year level version room type -"
 )
@@ -64,7 +64,7 @@ _OPENING, _CLOSING = "\"'`*_([{", ".,:;!?\"'`*_)]}"
 
 
 def parse_number(text: str) -> Fraction | None:
-    """Return the exact value of `text` if the whole of it is one number, else None.
+    """Returns the exact value of `text` if the whole of it is one number, else None.
 
     Accepts signs, thousands separators in groups of three (`6,400`, `7{,}250`), decimals, `a/b`, `\\frac{a}{b}`, mixed
     numbers (`3 1/2`), exponents (`1.5e3`, `1.5 \\times 10^{3}`), percents (`35%` is 7/20), a currency sign before, a
@@ -88,7 +88,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def format_number(value: Fraction) -> str:
-    """Return the one spelling of a value: an integer, an exact decimal of up to 30 places, or `p/q` in lowest terms."""
+    """Returns the one spelling of a value: an integer, a decimal of up to 30 places, or `p/q` in lowest terms."""
     digits, rest = divmod(abs(value.numerator) * 10**_DECIMAL_PLACES, value.denominator)
     if rest:
         return str(value)
@@ -97,13 +97,13 @@ def format_number(value: Fraction) -> str:
 
 
 def only_number(text: str) -> str | None:
-    """Return the number that is the whole of `text`, in its one spelling, or None."""
+    """Returns the number that is the whole of `text`, in its one spelling, or None."""
     value = parse_number(text)
     return None if value is None else format_number(value)
 
 
 def stated_number(statement: str) -> str | None:
-    """Return the number that `statement` states, in its one spelling; None where there is none, more than one, or a
+    """Returns the number that `statement` states, in its one spelling; None where there is none, more than one, or a
     malformed one.
 
     A statement is parts joined by "=" or "≈". A part states a number if it holds exactly one number, no operator and no
@@ -125,13 +125,13 @@ def stated_number(statement: str) -> str | None:
 
 
 def stated_alone(line: str) -> str | None:
-    """Return the number that `line` states if the line has no words: "3+4=7", "x = 5", but not "17 coins"."""
+    """Returns the number that `line` states if the line has no words: "3+4=7", "x = 5", but not "17 coins"."""
     found = re.findall(r"(?<!\\)\b[^\W\d_]{2,}", line) if len(line) <= MAX_SENTENCE else [""]
     return stated_number(line) if all(word.lower() in SCALES for word in found) else None
 
 
 def _bare(text: str) -> str:
-    """Return `text` without LaTeX spacing and wrappers, delimiters around it and punctuation after it."""
+    """Returns `text` without LaTeX spacing and wrappers, delimiters around it and punctuation after it."""
     text = _SPACE.sub(" ", _SPACING.sub("", _GROUPED.sub(",", text)))
     text = _WRAPPER.sub("", text).replace("\\%", "%").replace("\\$", "$")
     text, before = " ".join(text.split()), ""
@@ -146,7 +146,7 @@ def _bare(text: str) -> str:
 
 
 def _readable(statement: str) -> str:
-    """Return the statement without its copula, its reason, LaTeX units and degree signs."""
+    """Returns the statement without its copula, its reason, LaTeX units and degree signs."""
     copula = _COPULA.match(statement)
     rest = before_reason(statement[copula.end() :] if copula else statement, _DIGIT)
     return _PERCENT.sub("%", _DEGREES.sub(" ", _LATEX_SPACING.sub(" ", _LATEX_UNIT.sub(r" \1 ", rest))))
@@ -160,7 +160,7 @@ def _is_arithmetic(part: str) -> bool:
 
 
 def _part(part: str) -> Fraction | None:
-    """Return the one number of a part. A remark, as in "7 (2+5)", must not state another number."""
+    """Returns the one number of a part. A remark, as in "7 (2+5)", must not state another number."""
     whole = parse_number(part)
     if whole is not None:
         return whole
@@ -169,6 +169,7 @@ def _part(part: str) -> Fraction | None:
 
 
 def _number_among_words(part: str) -> Fraction | None:
+    """Returns the one number of a part; None for two, for a bound ("more than 5"), beside a word that changes it."""
     if _BOUND.search(part):
         return None
     raw = _WORD.findall(part)

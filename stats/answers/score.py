@@ -41,13 +41,13 @@ _CONCLUSION = re.compile(  # a sign, a point or a backslash before a digit belon
     r"(?:[^\w.\\$-]|[.-](?![.$\\0-9])){0,3}){1,3}",
     re.IGNORECASE,
 )
-Kind = Callable[[str, int], str | None]  # what a sentence states, with so many choices
-Decided = tuple[str | None, list[Sentence]]  # what is stated, and what follows it
+Reader = Callable[[str, int], str | None]  # (sentence, number of choices) -> the answer that it states
+Decided = tuple[str | None, list[Sentence]]  # the answer, and the sentences after the one that states it
 _LABEL = re.compile(r"[\s*_(\"]{0,6}[A-Z]\s?[).:](?:[\s*_]|\Z)")
 
 
 def expected_number(answer: str) -> str:
-    """Return the one spelling of a task's expected number: a bare number, or one after `####` as in GSM8K.
+    """Returns the one spelling of a task's expected number: a bare number, or one after `####` as in GSM8K.
 
     Raises StatsInputError where no text could ever match it.
     """
@@ -62,40 +62,43 @@ def expected_number(answer: str) -> str:
 
 
 def stated_answer(text: str, choices: int) -> str | None:
-    """Return the answer that `text` states, a letter or a number in its one spelling, or None. `choices` is the number
+    """Returns the answer that `text` states, a letter or a number in its one spelling, or None. `choices` is the number
     of allowed letters, 0 to 26.
     """
     text = plain_characters(text)
     explicit = last_explicit(text)
     if explicit is None:
-        kinds = (_declared_letter, hinted_letter, _declared_number)
-        decided = _last(sentences(text), kinds, choices) or _lone_line(lines(text), choices)
+        every = (_declared_letter, hinted_letter, _declared_number)
+        decided = _last(sentences(text), every, choices) or _lone_line(lines(text), choices)
     else:
         stated = _content(explicit.content, choices)
         later = sentences(text[explicit.end :])
-        is_number = stated is None or stated not in string.ascii_uppercase
-        decided = _last(later, (_declared_letter, _declared_number)[: 1 + is_number], choices) or (stated, later)
+        # only a letter replaces a letter
+        is_letter = stated is not None and stated in string.ascii_uppercase
+        readers = [_declared_letter] if is_letter else [_declared_letter, _declared_number]
+        decided = _last(later, readers, choices) or (stated, later)
     stated, after = decided
     return None if stated == AMBIGUOUS or any(_TAKES_BACK.match(one.text) for one in after) else stated
 
 
-def _last(found: list[Sentence], kinds: Sequence[Kind], choices: int) -> Decided | None:
-    """Return what the last sentence states in the first of the `kinds` that any states, and the sentences after it."""
-    for states in kinds:
+def _last(found: list[Sentence], readers: Sequence[Reader], choices: int) -> Decided | None:
+    """Returns the last answer that the first reader finds, else the next reader, ..., and the sentences after it."""
+    for read in readers:
         for i in reversed(range(len(found))):
-            stated = None if found[i].is_question else states(found[i].text, choices)
+            stated = None if found[i].is_question else read(found[i].text, choices)
             if stated is not None:
                 return stated, found[i + 1 :]
     return None
 
 
 def _declared_letter(sentence: str, choices: int) -> str | None:
+    """Returns the letter that `sentence` declares, or hints at in taking something back: "Wait, it is C"."""
     corrected = hinted_letter(sentence, choices) if _TAKES_BACK.match(sentence) else None
     return declared_letter(sentence, choices) or corrected
 
 
 def _declared_number(sentence: str, choices: int) -> str | None:
-    """Return the number of "The answer is 17", "Therefore, 17" and "Wait, it should be 17"."""
+    """Returns the number of "The answer is 17", "Therefore, 17" and "Wait, it should be 17"."""
     conclusion = _CONCLUSION.match(sentence)
     number = only_number(sentence[conclusion.end() :]) if conclusion else None
     word = _ANSWER_WORD.search(sentence) or (_CORRECTED.search(sentence) if _TAKES_BACK.match(sentence) else None)
@@ -103,21 +106,21 @@ def _declared_number(sentence: str, choices: int) -> str | None:
 
 
 def _content(content: str | None, choices: int) -> str | None:
-    """Return the answer in an explicit statement's content."""
-    box = last_box(content or "")
+    """Returns the answer in an explicit statement's content."""
+    box = last_box(content or "")  # a box in an answer line: "Answer: \boxed{72}"
     content = box.content if box else content
     if content is None:
         return None
     first = next((sentence.text for sentence in sentences(content)), "")
-    letter = _bare(content, choices) or _bare(first, choices) or only_letter(first, choices)
+    letter = _whole_answer(content, choices) or _whole_answer(first, choices) or only_letter(first, choices)
     return letter or stated_number(first)
 
 
 def _lone_line(found: list[str], choices: int) -> Decided:
-    """Return the answer that is the whole of the last or the first line, and the lines after it."""
+    """Returns the answer that is the whole of the last or the first line, and the lines after it."""
     for i in (-1, 0) if found else ():
         content = unmarked(found[i])
-        stated = _bare(content or "", choices)
+        stated = _whole_answer(content or "", choices)
         if stated is None and _LABEL.match(found[i]):
             stated = only_letter(found[i], choices)
         stated = stated or stated_alone(content or "")
@@ -126,6 +129,6 @@ def _lone_line(found: list[str], choices: int) -> Decided:
     return None, []
 
 
-def _bare(text: str, choices: int) -> str | None:
-    """Return the answer that is the whole of `text`, if it is one."""
+def _whole_answer(text: str, choices: int) -> str | None:
+    """Returns the answer that is the whole of `text`, if it is one."""
     return lone_letter(text, choices) or only_number(text)

@@ -29,18 +29,18 @@ class Sentence(NamedTuple):
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the words of `text`, split at spaces."""
+    """Returns the words of `text`, split at spaces."""
     return frozenset(text.split())
 
 
 def before_reason(text: str, stated: re.Pattern[str]) -> str:
-    """Return `text` up to "because" or "since" where `stated` is found before it, else all of it."""
+    """Returns `text` up to "because" or "since" where `stated` is found before it, else all of it."""
     reason = _REASON.search(text)
     return text[: reason.start()] if reason and stated.search(text, 0, reason.start()) else text
 
 
 def plain_characters(text: str) -> str:
-    """Return `text` with full-width forms, minus signs, quotes and spaces in ASCII, and zero-width characters removed.
+    """Returns `text` with full-width forms, minus signs, quotes and spaces in ASCII, and zero-width characters removed.
 
     A fixed table, applied per character: Unicode's own compatibility normalisation sorts runs of combining marks in
     quadratic time in some Python releases.
@@ -49,12 +49,12 @@ def plain_characters(text: str) -> str:
 
 
 def lines(text: str) -> list[str]:
-    """Return the lines of `text` that hold a letter or digit."""
+    """Returns the lines of `text` that hold a letter or digit."""
     return [line for line in re.split(_LINE_END, text) if _ALPHANUMERIC.search(line)]
 
 
 def sentences(text: str) -> list[Sentence]:
-    """Return the sentences of `text` that hold a letter or digit: cut after `.`, `!` or `?` before a space, and at
+    """Returns the sentences of `text` that hold a letter or digit: cut after `.`, `!` or `?` before a space, and at
     line ends.
     """
     found = _SENTENCE.finditer(text)

@@ -27,7 +27,7 @@ class Claim(NamedTuple):
 
 
 def recompute(published: Mapping[str, Any], plan: Mapping[str, Any], data: Path) -> list[Claim]:
-    """Return every leaf of the published claims beside its value recomputed from the CSV files in `data`, by name.
+    """Returns every leaf of the published claims beside its value recomputed from the CSV files in `data`, by name.
 
     published, plan: the objects of paper_claims.json and analysis_plan.json. A leaf that only one side has stands
     against "(missing)". Raises StatsInputError for another claims schema, for a plan whose seed, streams or quantiles
@@ -47,7 +47,7 @@ def recompute(published: Mapping[str, Any], plan: Mapping[str, Any], data: Path)
 
 
 def recomputed(data: Path) -> dict[str, object]:
-    """Return the claims of the seven CSV files in `data`, nested as in paper_claims.json."""
+    """Returns the claims of the seven CSV files in `data`, nested as in paper_claims.json."""
     matched, fixed = (read_precisions(data / f"{name}.csv") for name in ("matched_live_prefill", "fixed_prefix_2x2"))
     crossed = {"cross_precision": ledgers.cross_precision_claims(fixed)}
     return {
@@ -62,7 +62,7 @@ def recomputed(data: Path) -> dict[str, object]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every leaf under its dotted path, list entries as [0], [1]. An empty container is a leaf too."""
+    """Yields every leaf under its dotted path, list entries as [0], [1]. An empty container is a leaf too."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else key)

@@ -31,7 +31,7 @@ _DRIFT = ("cache_max_abs_diff", "cache_mean_abs_diff", "logit_max_abs_diff", "lo
 
 
 def matrix_claims(split: dict[str, Table], left: str, name: str) -> dict[str, object]:
-    """Return the claims on a matrix, by precision. `left`: its first arm, "live" or "incremental"; the other arm is
+    """Returns the claims on a matrix, by precision. `left`: its first arm, "live" or "incremental"; the other arm is
     prefill. `name`: that of its bootstrap streams, "matched" or "fixed".
     """
     prefixes = (
@@ -45,6 +45,7 @@ def matrix_claims(split: dict[str, Table], left: str, name: str) -> dict[str, ob
 
 
 def _precision_claims(table: Table, left: str, stream: int) -> dict[str, object]:
+    """Returns the claims on a matrix in one precision, the arm `left` against prefill."""
     labels = [table.flags(f"{arm}_correct") for arm in (left, "prefill")]
     accuracy = compare_labels(labels[0], labels[1], stream)
     divergence = table.read("first_suffix_divergence_index", OPTIONAL)
@@ -73,15 +74,17 @@ def _precision_claims(table: Table, left: str, stream: int) -> dict[str, object]
 
 
 def _rate(value: Proportion) -> dict[str, object]:
-    """Return a rate in the release's spelling: {count, n, rate, wilson_95_ci}."""
+    """Returns a rate in the release's spelling: {count, n, rate, wilson_95_ci}."""
     return {"count": value.count, "n": value.n, "rate": value.rate, "wilson_95_ci": [value.low, value.high]}
 
 
 def _counts(flags: dict[str, list[bool]]) -> dict[str, int]:
+    """Returns {name_rows: number of true flags}."""
     return {f"{name}_rows": sum(found) for name, found in flags.items()}
 
 
 def _gates(table: Table, left: str) -> dict[str, list[bool]]:
+    """Returns the integrity gates of a matrix, and whether cache and logits of the two arms are exact, by row."""
     gates = {name: table.flags(name) for name in _STATE}
     for arm in (left, "prefill"):
         replica = f"{arm}_replica"
@@ -95,13 +98,14 @@ def _gates(table: Table, left: str) -> dict[str, list[bool]]:
 
 
 def _suffix_equal(table: Table, left: str) -> list[bool]:
+    """Returns whether the suffixes are equal, by row; digests and divergence index must say the same."""
     divergence = table.read("first_suffix_divergence_index", OPTIONAL)
     table.agree("suffix_equal", [index is None for index in divergence])
     return table.agree("suffix_equal", table.same(f"{left}_suffix_sha256", "prefill_suffix_sha256"))
 
 
 def _relative_l2(table: Table) -> dict[str, object]:
-    """Return the median of the cache's L2 difference divided by the larger source norm."""
+    """Returns the median of the cache's L2 difference divided by the larger source norm."""
     column = "cache_relative_l2_diff"
     left, right, delta = (table.read(f"cache_{name}_l2_norm", NUMBER) for name in ("left", "right", "delta"))
     stated = table.read(column, NUMBER)
@@ -112,7 +116,7 @@ def _relative_l2(table: Table) -> dict[str, object]:
 
 
 def cross_precision_claims(split: dict[str, Table]) -> dict[str, object]:
-    """Return the paired FP32 - BF16 reductions of each disagreement and of the accuracy effect, on fixed prefixes."""
+    """Returns the paired FP32 - BF16 reductions of each disagreement and of the accuracy effect, on fixed prefixes."""
     arms = ("incremental_correct", "prefill_correct")
     correct = [(table.flags(arms[0]), table.flags(arms[1])) for table in split.values()]
     effect = difference_of_differences(correct[0], correct[1], STREAMS["accuracy_difference_of_differences"])
@@ -141,11 +145,12 @@ def cross_precision_claims(split: dict[str, Table]) -> dict[str, object]:
 
 
 def _reduction(effect: Bootstrap) -> dict[str, object]:
+    """Returns a difference between precisions in the release's spelling."""
     return {"delta_fp32_minus_bf16_pp": effect.difference, "paired_bootstrap_95_ci_pp": effect.interval}
 
 
 def bridge_claims(table: Table) -> dict[str, object]:
-    """Return the claims on the bridge: a new live boundary against incremental construction of the same prefix."""
+    """Returns the claims on the bridge: a new live boundary against incremental construction of the same prefix."""
     cache = table.flags("live_teacher_cache_exact")
     flags = {
         "integrity_pass": table.agree("integrity_pass", table.flags("integrity_pass", *_BRIDGE_GATES)),
@@ -167,7 +172,7 @@ def bridge_claims(table: Table) -> dict[str, object]:
 
 
 def audit_claims(table: Table) -> dict[str, object]:
-    """Return the claims on the 200-row join of the matched and the fixed-prefix ledgers."""
+    """Returns the claims on the 200-row join of the matched and the fixed-prefix ledgers."""
     leaves: dict[str, object] = {}
     for column in _AUDIT_LEAVES:
         leaves[column], *others = sorted(set(table.read(column, WHOLE)))
@@ -180,7 +185,7 @@ def audit_claims(table: Table) -> dict[str, object]:
 
 
 def transplant_claims(table: Table) -> dict[str, object]:
-    """Return the claims on a whole-cache transplant panel, from suffix digests."""
+    """Returns the claims on a whole-cache transplant panel, from suffix digests."""
     suffixes = (table.text(f"{arm}_suffix_sha256") for arm in ("incremental_native", "prefill_native", *DONORS))
     rows = [DonorRow(*row) for row in zip(*suffixes, strict=True)]
     table.agree("baseline_divergent", [row.divergent for row in rows])
@@ -197,7 +202,7 @@ def transplant_claims(table: Table) -> dict[str, object]:
 
 
 def stock_claims(table: Table) -> dict[str, object]:
-    """Return the claims on the batch control: one copy against two copies of one input, on the public backbone."""
+    """Returns the claims on the batch control: one copy against two copies of one input, on the public backbone."""
     flags = {}
     for part in ("token", "logprob"):
         exact = [index is None for index in table.read(f"first_{part}_divergence_index", OPTIONAL)]

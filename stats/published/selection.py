@@ -29,16 +29,17 @@ class PanelCheck:
 
     @property
     def lengths_equal(self) -> bool:
+        """Whether derived and published rows have the same lengths in order."""
         return self.tied == self.differing
 
     @property
     def differing(self) -> tuple[int, ...]:
-        """Return the selection indices at which the derived row is not the published one."""
+        """Returns the selection indices at which the derived row is not the published one."""
         return tuple(i for i, (a, b) in enumerate(zip(self.published, self.derived, strict=True)) if a != b)
 
     @property
     def tied(self) -> tuple[int, ...]:
-        """Return those of `differing` at which the lengths are equal."""
+        """Returns those of `differing` at which the lengths are equal."""
         return tuple(i for i in self.differing if self.published[i][0] == self.derived[i][0])
 
     @property
@@ -48,7 +49,7 @@ class PanelCheck:
 
 
 def rederive_panels(data: Path) -> list[PanelCheck]:
-    """Derive the bridge (12 rows), both transplant strata (24, 8) and the later panel (48) from the BF16 matrix."""
+    """Derives the bridge (12 rows), both transplant strata (24, 8) and the later panel (48) from the BF16 matrix."""
     matrix = read_precisions(data / "matched_live_prefill.csv")["bf16"]
     primary = read_table(data / "kv_transplant_primary.csv")
     strata = {"divergent": "divergent", "exact": "nondivergent_control"}  # our name: the release's
@@ -75,11 +76,12 @@ def rederive_panels(data: Path) -> list[PanelCheck]:
 
 
 def _items(table: Table, length: str = "prefix_token_count") -> list[Item]:
+    """Returns (prefix length, row id) per row; `length` names the column of lengths."""
     return [*zip(table.read(length, WHOLE), table.text("row_id"), strict=True)]
 
 
 def _selected(panel: Table, length: str = "prefix_token_count") -> tuple[Item, ...]:
-    """Return the rows of a panel in selection order."""
+    """Returns the rows of a panel in selection order."""
     ranked = zip(panel.read("selection_index", WHOLE), _items(panel, length), strict=True)
     return tuple(item for _, item in sorted(ranked))
 

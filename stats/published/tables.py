@@ -10,7 +10,7 @@ from stats.errors import StatsInputError
 from stats.strict_csv import parse_csv
 
 PRECISIONS = ("bf16", "fp32")
-# kinds of cells: what is expected, how it is spelled, its value
+# a kind of cell: what a refusal expects, the pattern of its text, and the function from text to value
 Kind = tuple[str, re.Pattern[str], Callable[[str], Any]]
 FLAG: Kind = ("true or false", re.compile("true|false"), "true".__eq__)
 WHOLE: Kind = ("a whole number", re.compile("[0-9]{1,18}"), int)
@@ -29,6 +29,7 @@ class Table:
         return len(self.rows)
 
     def text(self, column: str) -> list[str]:
+        """Returns the cells of a column. Raises StatsInputError where the file has no such column."""
         for line, cells in self.rows[:1]:
             if column not in cells:
                 found = ", ".join(cells)[:200]
@@ -36,11 +37,11 @@ class Table:
         return [cells[column] for _, cells in self.rows]
 
     def only(self, column: str, cell: str) -> "Table":
-        """Return the rows with this `cell`."""
+        """Returns the rows with this `cell`."""
         return Table(self.name, [row for row, found in zip(self.rows, self.text(column), strict=True) if found == cell])
 
     def read(self, column: str, kind: Kind) -> list[Any]:
-        """Return the values of a column. Raises StatsInputError for a cell of another kind."""
+        """Returns the values of a column. Raises StatsInputError for a cell of another kind."""
         expected, spelled, value = kind
         cells = self.text(column)
         for i, cell in enumerate(cells):
@@ -49,15 +50,15 @@ class Table:
         return [value(cell) for cell in cells]
 
     def flags(self, *columns: str) -> list[bool]:
-        """Return whether all `columns` are true."""
+        """Returns whether all `columns` are true."""
         return [all(row) for row in zip(*(self.read(column, FLAG) for column in columns), strict=True)]
 
     def same(self, first: str, second: str) -> list[bool]:
-        """Return whether two columns hold the same text."""
+        """Returns whether two columns hold the same text."""
         return [a == b for a, b in zip(self.text(first), self.text(second), strict=True)]
 
     def agree(self, column: str, derived: Sequence[bool]) -> list[bool]:
-        """Return the flags of `column`. Raises StatsInputError where one is not `derived` from the other columns."""
+        """Returns the flags of `column`. Raises StatsInputError where one is not `derived` from the other columns."""
         found = self.flags(column)
         for i, expected in enumerate(derived):
             if found[i] != expected:
@@ -65,6 +66,7 @@ class Table:
         return found
 
     def malformed(self, row: int, column: str, expected: str) -> StatsInputError:
+        """Returns the refusal of a cell; `row` counts from 0."""
         line, cells = self.rows[row]
         return StatsInputError(
             f"{self.name} line {line}, column {column}: expected {expected}, found {cells[column][:80]!r}"
@@ -72,7 +74,7 @@ class Table:
 
 
 def read_table(path: Path, key: tuple[str, ...] = ("row_id",)) -> Table:
-    """Return the rows of a CSV file in file order. Raises StatsInputError for a missing or malformed file, a file
+    """Returns the rows of a CSV file in file order. Raises StatsInputError for a missing or malformed file, a file
     without rows, and a repeated `key`.
     """
     if not path.is_file():
@@ -89,7 +91,7 @@ def read_table(path: Path, key: tuple[str, ...] = ("row_id",)) -> Table:
 
 
 def read_precisions(path: Path) -> dict[str, Table]:
-    """Return the rows of each precision, in file order. Raises StatsInputError unless both have the same row ids."""
+    """Returns the rows of each precision, in file order. Raises StatsInputError unless both have the same row ids."""
     table = read_table(path, ("precision", "row_id"))
     for line, cells in table.rows:
         if cells["precision"] not in PRECISIONS:
