@@ -11,7 +11,7 @@ from cache.kv import KVCache
 from decode.greedy import Step, Steps, alone, generate
 from decode.record import FunctionalRecord
 from decode.state import State
-from decode.stepper import Stepper, make_ready
+from decode.stepper import Stepper, make_ready, require_context
 from minimodel.bits import COPIES, RowFailure, require_equal_copies
 from minimodel.decoder import Decoder, Observe
 from minimodel.errors import InputError, refuse
@@ -98,9 +98,7 @@ def _boundary_state(model: Decoder, state: State) -> State:
     state = State.from_tokens(state.contract, state.tokens)
     if not state.structure.at_boundary:
         raise InputError("boundary: expected a state that ends with merge's opening delimiter")
-    limit = model.config.max_position_embeddings
-    if len(state) > limit:
-        raise InputError(f"context: expected at most max_position_embeddings {limit} tokens, found {len(state)}")
+    require_context(model, len(state))
     return state
 
 

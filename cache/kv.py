@@ -35,7 +35,8 @@ class KVCache:
             self._values = [torch.empty(shape, dtype=dtype, device=device) for device in each]
         except RuntimeError:  # torch raises it for an allocation that failed; a contract's caps may be far too large
             size = 2 * layers * math.prod(shape) * dtype.itemsize
-            raise InputError(f"cache: expected {size} bytes of free memory for {capacity} tokens, found less") from None
+            needed = f"{size} bytes of free memory for {capacity} tokens"
+            raise InputError(f"cache: expected {needed}, found less; smaller caps in contract.json need less") from None
         self._length = 0
         self._begun = (0, 0)  # (layers written, T) of a decoder call that has not reached the last layer; else (0, 0)
 

@@ -42,7 +42,9 @@ class Together:
     limit: str  # the part that fails with one request more, and its rows; empty where all that were tried pass
 
 
-_KNOWN: dict[object, tuple[int, dict[Shape, Way], SeveralAttention | None, str]] = {}  # checks made
+# size and limit as in `Together`; ways of projections by shape; the kernel that attends for all requests in one call
+Measured = tuple[int, dict[Shape, Way], SeveralAttention | None, str]
+_KNOWN: dict[object, Measured] = {}  # checks made
 
 
 @torch.inference_mode()
@@ -57,23 +59,28 @@ def together_here(model: Decoder, most: int = LARGEST) -> Together:
     kernels = LINEAR_KERNELS[numeric.linear], ATTENTION_KERNELS[numeric.attention]
     key = (numeric, model.config, model.role_embedding is None, most, *kernels)
     if key not in _KNOWN:
-        trial = _trial_layer(model)
-        known = [run for run, _ in _projections(model, trial).values() if isinstance(run, (Plain, Packed))]
-        ways = {shape_of(run): way for run in known if (way := _way(run, most))}
-        size, limit = most, ""
-        for name, function, x in _parts(taking(model, ways), taking(trial, ways), most):
-            found = row_counts_equal(function, x[: COPIES * size])
-            if found < size:
-                size, limit = found, f"{name}, {COPIES * (found + 1)} rows"
-        several = SEVERAL_KERNELS.get(numeric.attention)
-        found = _layer_size(taking(model, ways, several), size)
-        if several is not None and found < size:
-            several, found = None, _layer_size(taking(model, ways), size)
-        if found < size:
-            size, limit = found, f"one whole layer, {COPIES * (found + 1)} rows"
-        _KNOWN[key] = size, ways, several, limit
+        _KNOWN[key] = _measured(model, most)
     size, ways, several, limit = _KNOWN[key]
     return Together(size, taking(model, ways, several), limit)
+
+
+def _measured(model: Decoder, most: int) -> Measured:
+    """Tries every part of a step; each may lower the size that the parts before it left."""
+    trial = _trial_layer(model)
+    known = [run for run, _ in _projections(model, trial).values() if isinstance(run, (Plain, Packed))]
+    ways = {shape_of(run): way for run in known if (way := _way(run, most))}
+    size, limit = most, ""
+    for name, function, x in _parts(taking(model, ways), taking(trial, ways), most):
+        found = row_counts_equal(function, x[: COPIES * size])
+        if found < size:
+            size, limit = found, f"{name}, {COPIES * (found + 1)} rows"
+    several = SEVERAL_KERNELS.get(model.numeric.attention)
+    found = _layer_size(taking(model, ways, several), size)
+    if several is not None and found < size:  # then a call for each request
+        several, found = None, _layer_size(taking(model, ways), size)
+    if found < size:
+        size, limit = found, f"one whole layer, {COPIES * (found + 1)} rows"
+    return size, ways, several, limit
 
 
 def row_counts_equal(function: Rows, x: Tensor) -> int:

@@ -18,9 +18,7 @@ class Stepper:
 
     def __init__(self, model: Decoder, cache: Cache, copies: int, capacity: int) -> None:
         """cache: empty, unless `resume` is called next. capacity: the most tokens that it will hold."""
-        limit = model.config.max_position_embeddings
-        if capacity > limit:
-            raise InputError(f"context: expected at most max_position_embeddings {limit} tokens, found {capacity}")
+        require_context(model, capacity)
         device = model.numeric.torch_device
         self.model, self.cache, self.copies, self.length = model, cache, copies, 0
         self.record = FunctionalRecord()
@@ -61,6 +59,15 @@ class CausalStepper(Stepper):
         """Returns the same arguments without roles and mask; `role` is ignored."""
         input_ids, _, position_ids, _ = super().call(token, role)
         return input_ids, None, position_ids, None
+
+
+def require_context(model: Decoder, tokens: int) -> None:
+    """InputError for more tokens than the model has positions."""
+    if tokens > (limit := model.config.max_position_embeddings):
+        raise InputError(
+            f"context: expected at most max_position_embeddings {limit} tokens, found {tokens}; "
+            "shorten the prompt or lower the caps"
+        )
 
 
 def make_ready(model: Decoder, rules: RoleRules) -> None:

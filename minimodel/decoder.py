@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minimodel.attention import ATTENTION_KERNELS, SeveralAttention
 from minimodel.config import ModelConfig
-from minimodel.errors import InputError
+from minimodel.errors import refuse
 from minimodel.layers import SILU_KERNELS, RotaryEmbedding, apply_rotary_pos_emb, rms_norm
 from minimodel.linear import LINEAR_KERNELS, Projections
 from minimodel.numerics import NumericContract
@@ -159,8 +159,8 @@ class Decoder:
     def embed(self, input_ids: Tensor, roles: Tensor | None) -> Tensor:
         """embed_tokens[token] + role_embedding[offset + role], the sum in the model dtype: [B, T] -> [B, T, E]."""
         if (roles is None) != (self.role_embedding is None):
-            table = "no role table" if roles is not None else "a role table"
-            raise InputError(f"roles: expected roles exactly where the checkpoint has a role table, found {table}")
+            expected = "raw roles: there is a role table" if roles is None else "None: there is no role table"
+            raise refuse("roles", expected, None if roles is None else list(roles.shape))
         check_ids("input_ids", input_ids, self.config.vocab_size)
         inputs_embeds = F.embedding(input_ids, self.embed_tokens)  # [B, T, E]
         if roles is None or self.role_embedding is None:

@@ -80,7 +80,8 @@ class _Reader(Mapping[str, Tensor]):
             weight = torch.empty(entry.shape, dtype=self._dtype, device=device_of(name, self._devices))
         except RuntimeError:  # torch raises it for an allocation that failed; a sparse file can claim any size
             size = math.prod(entry.shape) * self._dtype.itemsize
-            raise InputError(f"{where}: expected {size} bytes of free memory, found less") from None
+            found = "found less; a narrower --dtype needs less"
+            raise InputError(f"{where}: expected {size} bytes of free memory, {found}") from None
         read_into(entry, weight)
         if not all_finite(weight):
             raise InputError(f"{where}: expected finite values, found NaN or infinity")

@@ -53,7 +53,7 @@ def require_usable(numeric: NumericContract, config: ModelConfig, chunks: tuple[
 def require_invariant(numeric: NumericContract, config: ModelConfig) -> None:
     """InputError with `invariance_fault`'s text where kernels that claim invariance are not invariant here."""
     if numeric.invariant and (fault := invariance_fault(numeric, config)):
-        raise InputError(fault)
+        raise InputError(f"{fault}; use --kernels repeat_kv")
 
 
 def reproducible_may_help(numeric: NumericContract, config: ModelConfig, chunks: tuple[int, ...]) -> bool:

@@ -56,7 +56,8 @@ def blocked_several(
     tokens = tile // groups  # query tokens per tile
     if tokens == 0:
         raise InputError(
-            f"attention kernel blocked: expected at most {tile} query heads per key/value head, found {groups}"
+            f"attention kernel blocked: expected at most {tile} query heads per key/value head, found {groups}; "
+            "use --attention repeat_kv"
         )
     keys, values = (whole_blocks([pair[i] for pair in held]) for i in (0, 1))  # [blocks, B, H_kv, KEY_BLOCK, D]
     # whatever no mask allows, the padding of the last blocks included: [all B, 1, T, blocks * KEY_BLOCK]
@@ -153,7 +154,8 @@ def row_tiles(dtype: torch.dtype, head_dim: int, device: torch.device, counts: t
     if ROW_TILES[0] not in good:
         kind = f"{dtype} on {device}, threads {counts}"
         raise InputError(
-            f"attention kernel blocked: expected invariant rows for head size {head_dim}, {kind}, found none"
+            f"attention kernel blocked: expected invariant rows for head size {head_dim}, {kind}, found none; "
+            "use --attention repeat_kv"
         )
     return good
 

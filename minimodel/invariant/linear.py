@@ -63,7 +63,8 @@ def _checked_plan(weight: Tensor, bias: Tensor | None) -> Plan:
             return primitive, tuple(sorted([tile, *like]))
     kind = f"{weight.dtype} on {weight.device}, threads {thread_counts()}"
     raise InputError(
-        f"linear kernel tiled: expected invariant rows for a weight {list(weight.shape)}, {kind}, found none"
+        f"linear kernel tiled: expected invariant rows for a weight {list(weight.shape)}, {kind}, found none; "
+        "use --linear plain"
     )
 
 
