@@ -96,12 +96,12 @@ def _read(stored: Stored, length: int, device: str) -> tuple[KVCache, Tensor]:
     logits = stored.tensor("logits")
     if logits.ndim != 2 or logits.shape[0] != shape[0]:
         raise refuse(f"{stored.path}: shape of logits", f"[{shape[0]}, V]", list(logits.shape))
-    places = placement(device, layers)
-    cache = KVCache(layers, shape[0], shape[1], length, shape[3], logits.dtype, places)
+    devices = placement(device, layers)
+    cache = KVCache(shape, logits.dtype, devices)
     for layer in range(layers):
         key, value = (stored.tensor(f"layers.{layer}.{name}") for name in ("key", "value"))
         cache.append(layer, key, value)
     cache.require_equal_copies()
     require_equal_copies(logits, "boundary logits")
     cache.require_finite()
-    return cache, logits.to(places[0])
+    return cache, logits.to(devices[0])

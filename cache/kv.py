@@ -1,6 +1,7 @@
 """Key/value storage that is allocated once, owns its length, and gives attention views."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,26 +17,15 @@ class KVCache:
     Slots from `len(cache)` on are uninitialised and never read.
     """
 
-    def __init__(
-        self,
-        layers: int,
-        batch: int,
-        heads: int,
-        capacity: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        devices: torch.device | list[torch.device],
-    ) -> None:
-        """heads: H_kv. devices: of each layer, or one for all."""
-        each = devices if isinstance(devices, list) else [devices] * layers
-        shape = (batch, heads, capacity, head_dim)  # [B, H_kv, capacity, D]
-        self.layers, self.batch, self.capacity = layers, batch, capacity
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, devices: Sequence[torch.device]) -> None:
+        """shape: [B, H_kv, capacity, D] of each tensor. devices: of each layer."""
+        self.layers, self.batch, self.capacity = len(devices), shape[0], shape[2]
         try:
-            self._keys = [torch.empty(shape, dtype=dtype, device=device) for device in each]
-            self._values = [torch.empty(shape, dtype=dtype, device=device) for device in each]
+            self._keys = [torch.empty(shape, dtype=dtype, device=device) for device in devices]
+            self._values = [torch.empty(shape, dtype=dtype, device=device) for device in devices]
         except RuntimeError:  # torch raises it for an allocation that failed; a contract's caps may be far too large
-            size = 2 * layers * math.prod(shape) * dtype.itemsize
-            needed = f"{size} bytes of free memory for {capacity} tokens"
+            size = 2 * self.layers * math.prod(shape) * dtype.itemsize
+            needed = f"{size} bytes of free memory for {self.capacity} tokens"
             raise InputError(f"cache: expected {needed}, found less; smaller caps in contract.json need less") from None
         self._length = 0
         self._begun = (0, 0)  # (layers written, T) of a decoder call that has not reached the last layer; else (0, 0)
@@ -43,9 +33,8 @@ class KVCache:
     @classmethod
     def for_model(cls, model: Decoder, batch: int, capacity: int) -> "KVCache":
         """Allocates `capacity` tokens of `batch` copies in the model's dtype, each layer's on that layer's device."""
-        config, dtype, devices = model.config, model.numeric.torch_dtype, list(model.devices)
-        heads, head_dim = config.num_key_value_heads, config.head_dim
-        return cls(config.num_hidden_layers, batch, heads, capacity, head_dim, dtype, devices)
+        shape = (batch, model.config.num_key_value_heads, capacity, model.config.head_dim)
+        return cls(shape, model.numeric.torch_dtype, model.devices)
 
     def __len__(self) -> int:
         """Returns the number of tokens that every layer holds."""
@@ -100,9 +89,9 @@ class KVCache:
         capacity = self._length if capacity is None else capacity
         if capacity < self._length:
             raise refuse("cache capacity", f"at least its length {self._length}", capacity)
-        (_, heads, _, head_dim), dtype = self._keys[0].shape, self._keys[0].dtype
+        batch, heads, _, head_dim = self._keys[0].shape
         devices = [tensor.device for tensor in self._keys]
-        other = KVCache(self.layers, self.batch, heads, capacity, head_dim, dtype, devices)
+        other = KVCache((batch, heads, capacity, head_dim), self._keys[0].dtype, devices)
         other._length = self._length
         for (_, _, target), (_, _, source) in zip(other.tensors(), self.tensors()):
             target.copy_(source)

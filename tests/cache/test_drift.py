@@ -118,7 +118,7 @@ def test_differences_are_taken_in_float64_over_the_larger_norm():
 
 def test_another_geometry_is_refused_by_name():
     with refused("layer counts", "2", "1"):
-        compare(filled(), KVCache(1, 2, 2, 8, 4, torch.bfloat16, CPU))
+        compare(filled(), KVCache((2, 2, 8, 4), torch.bfloat16, [CPU]))
     with refused("layer 0 key", "[2, 2, 5, 4]", "[2, 2, 4, 4]"):
         compare(filled(5), filled(4))
     with refused("layer 0 key", "bfloat16", "float16"):

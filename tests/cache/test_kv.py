@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def filled(length=5, capacity=8, dtype=torch.bfloat16, seed=0):
     """Two layers, two equal copies, two heads of size four."""
-    cache = KVCache(2, 2, 2, capacity, 4, dtype, CPU)
+    cache = KVCache((2, 2, capacity, 4), dtype, [CPU] * 2)
     for layer in range(2 if length else 0):
         keys, values = (random_tensor(1, 2, length, 4, dtype=dtype, seed=seed + 2 * layer + i) for i in (0, 1))
         cache.append(layer, keys.repeat(2, 1, 1, 1), values.repeat(2, 1, 1, 1))
@@ -34,7 +34,7 @@ def ones(count):
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=5))
 def test_appends_in_any_portions_are_one_long_tensor(lengths):
     total, start = sum(lengths), 0
-    cache = KVCache(3, 2, 2, total, 4, torch.float32, CPU)
+    cache = KVCache((2, 2, total, 4), torch.float32, [CPU] * 3)
     whole = [(random_tensor(2, 2, total, 4, seed=i), random_tensor(2, 2, total, 4, seed=10 + i)) for i in range(3)]
     for length in lengths:
         stop = start + length
@@ -143,7 +143,7 @@ def test_equality_is_of_bits_dtype_shape_and_layers():
     cache = filled()
     assert cache.equals(filled()) and not cache.equals(filled(seed=1)) and not cache.equals(filled(4))
     assert not filled(dtype=torch.float16).equals(filled(dtype=torch.bfloat16))
-    assert not cache.equals(KVCache(1, 2, 2, 8, 4, torch.bfloat16, CPU))
+    assert not cache.equals(KVCache((2, 2, 8, 4), torch.bfloat16, [CPU]))
     cache.values(0)[0, 0, 0, 0] = 0.0
     other = cache.copy()
     bits(other.values(0))[0, 0, 0, 0] = -(1 << 15)  # the sign bit alone: -0
@@ -199,13 +199,13 @@ def test_a_cache_digest_covers_every_tensor_in_order_and_not_the_free_slots(leng
         swapped.keys(0).copy_(cache.values(0))
         swapped.values(0).copy_(cache.keys(0))
         changed += [swapped, filled(0)]
-    changed += [KVCache(layers, copies, 2, 8, 4, torch.bfloat16, CPU) for layers, copies in ((3, 2), (2, 1))]
+    changed += [KVCache((copies, 2, 8, 4), torch.bfloat16, [CPU] * layers) for layers, copies in ((3, 2), (2, 1))]
     assert len({cache_sha256(one) for one in changed}) == len(changed)
 
 
 def test_a_large_cache_is_hashed_where_it_lies():
     """16 MB with free slots behind."""
-    cache = KVCache(4, 2, 2, 4_000, 64, torch.bfloat16, CPU)
+    cache = KVCache((2, 2, 4_000, 64), torch.bfloat16, [CPU] * 4)
     cache._length = 3_999
     for _, _, tensor in cache.tensors():
         tensor.zero_()

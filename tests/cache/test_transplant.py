@@ -133,7 +133,7 @@ def test_another_prefix_record_or_geometry_is_refused(three, contract):
     tokens, recipient = list(three.live.state.tokens), three.prefill
 
     def held(layers, dtype):
-        cache = KVCache(layers, 2, 2, len(tokens), 32, dtype, torch.device("cpu"))
+        cache = KVCache((2, 2, len(tokens), 32), dtype, [torch.device("cpu")] * layers)
         for layer in range(layers):
             cache.append(layer, recipient.cache.keys(layer).to(dtype), recipient.cache.values(layer).to(dtype))
         return replace(three.incremental, cache=cache)

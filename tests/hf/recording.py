@@ -169,8 +169,7 @@ def record_suffix(reference: Reference, recorded: Recorded) -> Suffix:
 def snapshot(cache: Any) -> KVCache:
     """The bits of a DynamicCache in our storage, compact: what a ledger digests and compares."""
     pairs = versions.keys_and_values(cache)
-    batch, heads, length, head_dim = pairs[0][0].shape
-    held = KVCache(len(pairs), batch, heads, length, head_dim, pairs[0][0].dtype, [key.device for key, _ in pairs])
+    held = KVCache(pairs[0][0].shape, pairs[0][0].dtype, [key.device for key, _ in pairs])
     for layer, (keys, values) in enumerate(pairs):
         held.append(layer, keys, values)
     return held
