@@ -1,4 +1,4 @@
-"""Greedy decoding under the structural mask, with physical copies that must agree, and the margin of every choice.
+"""Greedy decoding under the structural mask (`decode.state`), with physical copies that must agree, and each margin.
 
 Generation, and construction of a cache token by token, are Python generators: each yields a `Step`, which feeds one
 token, and is sent what the step computed. `alone` runs the steps of one request. That is the specification;

@@ -2,7 +2,8 @@
 
 Six ordered, non-nested blocks. Inside an open block, ordinary tokens and that block's own closing delimiter are
 eligible; between blocks only the next opening delimiter; at the content cap only the closing delimiter; after the
-answer closes, nothing (paper, section 3.1).
+answer closes, nothing (paper, section 3.1). `forced` gives the only eligible token where there is one; everywhere else
+`Contract.eligible` is the structural mask of the logits.
 """
 
 import hashlib

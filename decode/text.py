@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import string
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 from minimodel.errors import InputError, refuse
 from minimodel.files import read_bytes
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LETTERS = string.ascii_uppercase  # of the choices, in order
 MAX_TOKENIZER_BYTES = 32 * 1024 * 1024  # the largest public Qwen2.5 tokenizer.json is 11 MB
 # The parts that a byte-level BPE tokenizer, Qwen2.5's kind, may have, by place. Others can turn a short text into
 # gigabytes (a chain of Replace), stop the process, or lose characters.

@@ -1,7 +1,7 @@
 """The numeric contract: everything that may change a bit, chosen explicitly, put in force, and recorded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -14,7 +14,7 @@ from minimodel.linear import LINEAR_KERNELS
 from minimodel.machine import parallel_threads, variables
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
-KERNELS = {  # the short form: attention kernel, linear kernel
+KERNELS = {  # short form: (attention kernel, linear kernel)
     "repeat_kv": ("repeat_kv", "plain"),
     "packed_gqa": ("packed_gqa", "plain"),
     "invariant": ("blocked", "tiled"),
@@ -77,8 +77,8 @@ class NumericContract:
                 raise refuse(what, " or ".join(known), name)
         _check_device(device)
         short = next((name for name, parts in KERNELS.items() if parts == pair), "/".join(pair))
-        for field, value in zip(fields(self), (dtype, device, short, threads, reduced_precision)):
-            object.__setattr__(self, field.name, value)  # how a frozen dataclass's own __init__ sets a field
+        # a frozen dataclass refuses `self.dtype = dtype`
+        vars(self).update(dtype=dtype, device=device, kernels=short, threads=threads, reduced_precision=reduced_precision)
 
     @property
     def attention(self) -> str:
@@ -121,7 +121,7 @@ class NumericContract:
         }
 
     def apply(self) -> None:
-        """Puts the settings in force. Also has denormals kept and each MKL function called once, which no record shows.
+        """Puts the settings in force, and two that are not recorded: denormals are kept, and MKL's functions are settled.
 
         InputError where a parallel region gets another number of threads than set: the record would be wrong.
         """
