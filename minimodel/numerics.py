@@ -78,7 +78,8 @@ class NumericContract:
         _check_device(device)
         short = next((name for name, parts in KERNELS.items() if parts == pair), "/".join(pair))
         # a frozen dataclass refuses `self.dtype = dtype`
-        vars(self).update(dtype=dtype, device=device, kernels=short, threads=threads, reduced_precision=reduced_precision)
+        vars(self).update(dtype=dtype, device=device, kernels=short, threads=threads)
+        vars(self).update(reduced_precision=reduced_precision)
 
     @property
     def attention(self) -> str:
@@ -121,7 +122,7 @@ class NumericContract:
         }
 
     def apply(self) -> None:
-        """Puts the settings in force, and two that are not recorded: denormals are kept, and MKL's functions are settled.
+        """Puts the settings in force, and two that no record shows: denormals kept, MKL's functions settled.
 
         InputError where a parallel region gets another number of threads than set: the record would be wrong.
         """

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice, product
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -77,7 +77,8 @@ def _remedy(numeric: NumericContract, config: ModelConfig, again: bool, chunks: 
         "--kernels invariant": replace(numeric, kernels="invariant"),
     }
     works = (option for option, other in others.items() if other != numeric and _works(other, config, chunks))
-    found += [f"pass {option} (other bits)" for option in islice(works, 1)]
+    if option := next(works, ""):
+        found.append(f"pass {option} (other bits)")
     numeric.apply()
     return " or ".join(found) or "found no kernel or thread count that works here"
 
@@ -102,7 +103,9 @@ def copies_fault(numeric: NumericContract, config: ModelConfig, chunks: tuple[in
     model = _random_layer(numeric, config, config.vocab_size)
     calls = [*((0, stop) for stop in PREFILLS), *((stop - 1, stop) for stop in KEYS)]  # tokens start to stop - 1
     calls += [(stop - chunk, stop) for chunk in chunks for stop in CHUNK_KEYS if 1 < chunk < stop]
-    for start, stop in ((start, stop) for start, stop in calls if stop <= config.max_position_embeddings):
+    for start, stop in calls:
+        if stop > config.max_position_embeddings:
+            continue
         mask = causal_mask(stop - start, stop, numeric.torch_device)  # [1, 1, T, S]
         tokens = _random_tokens(numeric, stop, seed=6)[:, start:].expand(2, -1)  # [2, T]
         held = random_kv(numeric, config, start, seed=7)
