@@ -78,8 +78,8 @@ class NumericContract:
         _check_device(device)
         short = next((name for name, parts in KERNELS.items() if parts == pair), "/".join(pair))
         # a frozen dataclass refuses `self.dtype = dtype`
-        vars(self).update(dtype=dtype, device=device, kernels=short, threads=threads)
-        vars(self).update(reduced_precision=reduced_precision)
+        chosen = {"dtype": dtype, "device": device, "kernels": short, "threads": threads}
+        vars(self).update(chosen, reduced_precision=reduced_precision)
 
     @property
     def attention(self) -> str:

@@ -82,8 +82,10 @@ def _run(function: Rows, sizes: tuple[int, ...], x: Tensor) -> Tensor:
     parts, start = [], 0
     while start < count:
         left = count - start
-        fitting = [s for s in sizes if s <= left] if left > FEW_ROWS else [s for s in sizes[::-1] if s >= left]
-        size = fitting[-1] if fitting else sizes[-1]
+        if left > FEW_ROWS:
+            size = max(size for size in sizes if size <= left)
+        else:
+            size = min((size for size in sizes if size >= left), default=sizes[-1])
         part = rows.new_zeros(size, rows.shape[1])  # [size, in]
         taken = min(size, left)
         part[:taken] = rows[start : start + taken]
