@@ -108,8 +108,8 @@ def _projections(model: Decoder, trial: Decoder) -> dict[str, tuple[Projections,
     }
 
 
-def _joined(run: Projections, x: Tensor) -> Tensor:
-    return torch.cat(list(run(x)), dim=-1)  # [..., sum of the outputs]
+def _joined(projections: Projections, x: Tensor) -> Tensor:
+    return torch.cat(list(projections(x)), dim=-1)  # [..., sum of the outputs]
 
 
 def _wide_rows(most: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -117,23 +117,23 @@ def _wide_rows(most: int, width: int, dtype: torch.dtype, device: torch.device) 
     return cancelling(COPIES * most, width, 2, dtype, device)[0][:, None]
 
 
-def _way(run: Plain | Packed, most: int) -> Way | None:
+def _way(projections: Plain | Packed, most: int) -> Way | None:
     """Returns how projections are computed for up to `most` requests: None where they need no other way.
 
     Packed: the packed call at every row count, if that keeps every request's bits; at load it was tried for one request
     only. Plain: one call, if that keeps them; else the faster of two ways that do, one batched product of pairs (not
     tried on large weights) and a call for each request.
     """
-    weights = [run.run.packed] if isinstance(run, Packed) else [weight for weight, _ in run.parts]
-    x = _wide_rows(most, weights[0].shape[1], weights[0].dtype, weights[0].device)
-    if isinstance(run, Packed):
-        usable = run.counts is not None and COPIES in run.counts
-        holds = usable and row_counts_equal(partial(_joined, replace(run, counts=None)), x) == most
+    first = projections.run.packed if isinstance(projections, Packed) else projections.parts[0][0]
+    x = _wide_rows(most, first.shape[1], first.dtype, first.device)
+    if isinstance(projections, Packed):
+        usable = projections.counts is not None and COPIES in projections.counts
+        holds = usable and row_counts_equal(partial(_joined, replace(projections, counts=None)), x) == most
         return Packed if holds else None
-    if row_counts_equal(partial(_joined, run), x) == most:
+    if row_counts_equal(partial(_joined, projections), x) == most:
         return None
-    pairs, each = Pairs(run.parts), OneCallEach(run.parts)
-    large = any(weight.numel() > LARGE for weight in weights)
+    pairs, each = Pairs(projections.parts), OneCallEach(projections.parts)
+    large = any(weight.numel() > LARGE for weight, _ in projections.parts)
     if large or row_counts_equal(partial(_joined, pairs), x) < most:
         return OneCallEach
     # both have the same bits: the shortest of a few calls decides
@@ -159,8 +159,9 @@ def _parts(model: Decoder, trial: Decoder, most: int) -> Iterator[tuple[str, Row
 
 
 def _trial_layer(model: Decoder) -> Decoder:
-    """Returns one layer of the model's shapes under its kernels, on weights whose products with `cancelling` rows are
-    0; the head too, unless it is so large that a second one should not be made.
+    """Returns one layer of the model's shapes under its kernels, whose weights cancel against `_wide_rows`.
+
+    So does its head, of the model's vocabulary unless a second one of that size would be too large.
     """
     config, numeric = model.config, model.numeric
 
@@ -169,9 +170,8 @@ def _trial_layer(model: Decoder) -> Decoder:
             return torch.full(shape, float("norm" in name))
         return cancelling(1, shape[1], shape[0], numeric.torch_dtype, torch.device("cpu"))[1]
 
-    return one_layer(
-        numeric, config, config.vocab_size if config.vocab_size * config.hidden_size <= LARGE else FEW_TOKENS, weight
-    )
+    small = config.vocab_size * config.hidden_size <= LARGE
+    return one_layer(numeric, config, config.vocab_size if small else FEW_TOKENS, weight)
 
 
 def _layer_size(model: Decoder, most: int) -> int:
