@@ -1,7 +1,8 @@
 """Small tools that tests of several packages share."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,31 @@ def equal(left: Boundary, right: Boundary) -> bool:
     return left.cache.equals(right.cache) and same_bits(left.logits, right.logits)
 
 
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def write_lines(path: Path, *lines: Any) -> Path:
+    """Writes one line per value: text and bytes as they are, everything else as JSON. Returns the path."""
+    path.write_bytes(b"".join(_line(line) + b"\n" for line in lines))
+    return path
+
+
+def _line(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+def wait_until(condition: Callable[[], Any], alive: Callable[[], Any] = lambda: True) -> None:
+    """Waits until `condition` holds, at most ten minutes and only while what is waited for is `alive`."""
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < deadline and alive(), "what is waited for does not come"
+        time.sleep(0.01)
+
+
 def edit_json(path: Path, **changes: Any) -> None:
     """Sets keys of a JSON object in a file; a value of `...` removes the key."""
-    raw = {**json.loads(path.read_text()), **changes}
+    raw = {**read_json(path), **changes}
     path.write_text(json.dumps({key: value for key, value in raw.items() if value is not ...}))
 
 

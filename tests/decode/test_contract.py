@@ -1,14 +1,12 @@
 """contract.json: absent keys take the paper's values, everything odd is refused by its key."""
 
-import json
-
 import pytest
 
 from decode import Contract, contract
 from decode.contract import CLOSE, OPEN
 from minimodel.checkpoint import open_checkpoint
 from minimodel.roles import VISIBILITY
-from tests.helpers import refused
+from tests.helpers import read_json, refused
 
 
 def read(tiny_directory, raw, vocab_size=288):
@@ -100,9 +98,15 @@ def test_a_stock_directory_names_the_command_that_adapts_it_and_a_missing_one_do
 
 
 def test_an_opened_checkpoint_gives_the_contract_of_its_directory_without_reading_again(tiny_directory, monkeypatch):
-    raw = json.loads((tiny_directory / "contract.json").read_text())
     opened, expected = open_checkpoint(tiny_directory), Contract.load(str(tiny_directory))
-    assert expected == read(tiny_directory, raw) and expected.caps == (None, 10, 10, 10, 12, 6)
+    assert expected == read(tiny_directory, read_json(tiny_directory / "contract.json")) and expected.caps == (
+        None,
+        10,
+        10,
+        10,
+        12,
+        6,
+    )
     with refused("expected contract.json, found none", "experiments.adapt"):
         Contract.load(open_checkpoint(tiny_directory, stock=True))
     monkeypatch.setattr(contract, "read_json_object", None)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from decode import State
 from decode.contract import CLOSE, OPEN
 from decode.text import CHAT_TEMPLATE, Chat, TextCodec
-from tests.helpers import refused
+from tests.helpers import read_json, refused
 
 START, END, ENDOFTEXT = 269, 270, 256  # of a stock tokenizer
 
@@ -77,7 +77,7 @@ def test_saved_padding_and_truncation_are_switched_off(tiny_directory, tmp_path)
 
 
 def test_the_meaning_of_a_tokenizer_is_that_of_its_entries_and_merges_and_not_of_its_bytes(tiny_directory, tmp_path):
-    tokenizer = json.loads((tiny_directory / "tokenizer.json").read_text())
+    tokenizer = read_json(tiny_directory / "tokenizer.json")
     tokenizer["model"]["vocab"] |= {"ab": 300, "abc": 301}
 
     def meaning(merges, **vocabulary):

@@ -7,7 +7,8 @@ import pytest
 from experiments import machine
 from experiments.benchmark.arms import COLUMNS
 from tests import THREADS
-from tests.experiments.runs import call, ledger, summary_of
+from tests.experiments.runs import call, ledger, manifest_of, summary_of
+from tests.helpers import read_json
 
 # the same commands on the CPU are tested one by one in tests/experiments; here they check this file's own steps
 CPU = pytest.param("cpu", marks=pytest.mark.slow)
@@ -35,7 +36,7 @@ def command(here, root, name, *more):
 def test_the_matrix_passes_every_gate(here, root):
     rows, summary = ledger(root / "runs/matrix-bf16"), summary_of(root / "runs/matrix-bf16")
     assert len(rows) == here.rows and all(row["passed"] for row in rows) and summary["passed"]
-    [numeric] = json.loads((root / "runs/matrix-bf16/manifest.json").read_text())["numeric"]
+    [numeric] = manifest_of(root / "runs/matrix-bf16")["numeric"]
     assert numeric["device"] == here.device
 
 
@@ -52,7 +53,7 @@ def test_the_benchmark_fills_its_columns(here, root):
     short = [text for key, value in counts.items() for text in (f"--{key}", str(value))]
     reference = ["--reference", "tests.hf.bench_arm", "--columns", ",".join(COLUMNS)]
     command(here, root, "benchmark", "--tasks", here.tasks, *short, *lengths, *reference, "--out", "benchmark")
-    found = json.loads((root / "benchmark/benchmark.json").read_text())
+    found = read_json(root / "benchmark/benchmark.json")
     missing = set(COLUMNS) - set(found["columns"])
     assert found["unequal_bits"] == [] and len(found["rows"]) == 4
     assert {"repeat_kv", "packed_gqa"} <= set(found["columns"])
@@ -68,7 +69,7 @@ def test_machine_says_what_holds_for_each_dtype_and_kernel(here, root, monkeypat
     given = ["--checkpoint", here.checkpoint, "--device", here.device, "--threads", THREADS]
     done = call("machine", *given, "--json", "--out", root / "machine.json", cwd=root)
     assert done.exit_code == 0, (done.output, done.stderr)
-    found = json.loads((root / "machine.json").read_text())
+    found = read_json(root / "machine.json")
     assert json.loads(done.stdout) == found and found["device"] == here.device
     rows = {(row["dtype"], row["attention"], row["linear"]): row for row in found["rows"]}
     plain = rows["bf16", "repeat_kv", "plain"]

@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from experiments.run.directory import read_finished
-from experiments.run.ledger import row_key, seal
+from experiments.run.ledger import row_key, seal, without
 from experiments.run.summary import gate_counts
 from tests.experiments.commands import write_tasks
+from tests.helpers import read_json, write_lines
 from tests.tiny import write_checkpoint
 
 # on the machine where this was written, random weights of this seed make divergent and exact rows; no test needs it
@@ -30,11 +31,11 @@ def command_module(module: str) -> ModuleType:
     return found if hasattr(found, "main") else importlib.import_module(f"{module}.__main__")
 
 
-def call(name: str, *arguments: object, cwd: Path) -> Result:
-    """`python -m experiments.NAME ARGUMENTS` in `cwd`, without a new process."""
+def call(name: str, *arguments: object, cwd: Path | None = None) -> Result:
+    """`python -m experiments.NAME ARGUMENTS`, in `cwd` where it is given, without a new process."""
     main = command_module(f"experiments.{name}").main
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(cwd)
+        patch.chdir(cwd or Path.cwd())
         patch.setattr("sys.argv", [name, *map(str, arguments)])
         return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
 
@@ -64,12 +65,22 @@ def run(study: Path, name: str, out: Path, *more: object, expected: int = 0, **o
     return done
 
 
-def one_line(done: Result) -> str:
-    """The refusal of a command: exit code 2 and one line on stderr."""
-    assert done.exit_code == 2, (done.exit_code, done.output)
+def one_line(done: Result, *parts: str) -> str:
+    """The refusal of a command: exit code 2, nothing on stdout, and one line on stderr that holds every part."""
+    assert done.exit_code == 2 and done.stdout == "", (done.exit_code, done.output)
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    assert all(part in lines[0] for part in parts), (parts, lines[0])
     return lines[0]
+
+
+def crosscheck(left: Path, right: Path, *more: object) -> dict[str, Any]:
+    """The JSON report of `experiments.crosscheck` on two files or runs, which must be found different."""
+    done = call("crosscheck", left, right, "--json", *more)
+    assert done.exit_code == 3, done.output
+    report = json.loads(done.stdout)
+    assert not report["equal"]
+    return report
 
 
 def ledger(run: Path) -> list[dict[str, Any]]:
@@ -83,13 +94,16 @@ def open_finished(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dic
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    return json.loads((run / "summary.json").read_text())
+    return read_json(run / "summary.json")
+
+
+def manifest_of(run: Path) -> dict[str, Any]:
+    return read_json(run / "manifest.json")
 
 
 def rewrite(run: Path, rows: list[dict[str, Any]]) -> None:
     """Writes a ledger of altered rows, each sealed anew: no damage that the seal could see."""
-    bare = [{key: value for key, value in row.items() if key != "row_sha256"} for row in rows]
-    (run / "rows.jsonl").write_text("".join(seal(row) + "\n" for row in bare))
+    write_lines(run / "rows.jsonl", *(seal(without(row, "row_sha256")) for row in rows))
 
 
 def altered(run: Path, target: Path, change: Callable[[list[dict[str, Any]]], None]) -> Path:

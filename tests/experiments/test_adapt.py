@@ -1,21 +1,20 @@
 """Adapting a public directory: what is written runs and names its digests; what cannot be adapted leaves nothing."""
 
 import hashlib
-import json
 
 import pytest
 
 from decode import Contract, State
-from tests.experiments.adapt.bases import adapted, run, write_base
-from tests.experiments.runs import call
-from tests.helpers import edit_json
+from tests.experiments.adapt.bases import adapted, write_base
+from tests.experiments.runs import call, one_line
+from tests.helpers import edit_json, write_lines
 from tests.tiny import TASK
 
 
 def test_the_matrix_runs_on_it_and_blocks_can_close(tmp_path):
     out = adapted(write_base(tmp_path / "base"), tmp_path / "out", "--role-std", 0.3, "--role-seed", 4)
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({**TASK, "id": "a", "answer": "C"}) + "\n")
-    given = ["--checkpoint", out, "--tasks", tmp_path / "tasks.jsonl", "--threads", 1, "--quiet"]
+    tasks = write_lines(tmp_path / "tasks.jsonl", {**TASK, "id": "a", "answer": "C"})
+    given = ["--checkpoint", out, "--tasks", tasks, "--threads", 1, "--quiet"]
     done = call("matrix", "--dtype", "bf16", *given, cwd=tmp_path)
     assert done.exit_code == 0 and "gates all passed" in done.stdout, done.output
 
@@ -32,12 +31,6 @@ def test_digests_template_and_typed_delimiters(tmp_path):
     assert not set(state.tokens[1:-1]) & {*contract.open_ids, *contract.close_ids, 258}
 
 
-def refused(part, *arguments):
-    """A command that must end with one line that holds `part`."""
-    result = run(*arguments)
-    assert result.exit_code == 2 and part in result.stderr and result.stderr.count("\n") == 1, result.output
-
-
 def test_bad_bases_and_options_are_one_line_and_leave_nothing(tmp_path, tiny_directory):
     base, out = write_base(tmp_path / "base"), ("--out", tmp_path / "out")
     (tmp_path / "full").mkdir()
@@ -51,13 +44,13 @@ def test_bad_bases_and_options_are_one_line_and_leave_nothing(tmp_path, tiny_dir
         ("found nothing", "--base", base, "--role-table", tmp_path / "none.pt"),
         ("--role-std", "--base", base, "--role-table", tmp_path / "none.pt", "--role-std", 1),
     ):
-        refused(part, *out, *arguments)
+        one_line(call("adapt", *out, *arguments), part)
     data = (base / "model.safetensors").read_bytes()
     (base / "model.safetensors").write_bytes(data[:-2])
-    refused("damaged", "--base", base, *out)
+    one_line(call("adapt", "--base", base, *out), "damaged")
     (base / "model.safetensors").write_bytes(data)
     edit_json(base / "config.json", vocab_size=258)
-    refused("258", "--base", base, *out)  # fewer rows than the tokenizer has ids
+    one_line(call("adapt", "--base", base, *out), "258")  # fewer rows than the tokenizer has ids
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.part").exists()
 
 
@@ -67,9 +60,9 @@ def test_the_working_directory_is_not_replaced(tmp_path, monkeypatch, spelling):
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
     line = "expected a new directory, found the working directory or one above it"
-    refused(line, "--base", base, "--out", spelling)
+    one_line(call("adapt", "--base", base, "--out", spelling), line)
     assert [path.name for path in (tmp_path / "around").rglob("*")] == ["here"]
-    assert run("--base", base, "--out", "new").exit_code == 0, "the control: a directory below it"
+    assert call("adapt", "--base", base, "--out", "new").exit_code == 0, "the control: a directory below it"
     assert Contract.load(here / "new")
 
 
@@ -86,4 +79,5 @@ def test_a_snapshot_of_the_hub_cache_is_a_base(tmp_path):
     (snapshot / "config.json").unlink()
     (tmp_path / "config.json").write_bytes((blobs / "blob-of-config.json").read_bytes())
     (snapshot / "config.json").symlink_to(tmp_path / "config.json")
-    refused("--local-dir", "--base", snapshot, "--out", tmp_path / "other")  # a link out of the model's folder
+    # a link out of the model's folder
+    one_line(call("adapt", "--base", snapshot, "--out", tmp_path / "other"), "--local-dir")

@@ -1,13 +1,22 @@
 """audit: two ledgers joined by row; everything agrees, or exit code 3 says what does not."""
 
-import json
 import shutil
 
 import pytest
 
 from experiments.audit import joined_arms
 from experiments.run.ledger import leaves
-from tests.experiments.runs import ROWS, altered, call, change_at, ledger, one_line, open_finished
+from tests.experiments.runs import (
+    ROWS,
+    altered,
+    call,
+    change_at,
+    ledger,
+    manifest_of,
+    one_line,
+    open_finished,
+)
+from tests.helpers import edit_json
 
 MATRIX, FIXED = "runs/matrix-bf16", "runs/fixed_prefix-bf16-fp32"
 JOINED = "comparisons.incremental:prefill"
@@ -22,9 +31,8 @@ def audit(study, *arguments, expected=0):
 def with_numeric(source, target, **changes):
     """A copy of a run whose manifest states other numeric settings."""
     shutil.copytree(source, target)
-    manifest = json.loads((target / "manifest.json").read_text())
-    manifest["numeric"][0].update(changes)
-    (target / "manifest.json").write_text(json.dumps(manifest))
+    first, *rest = manifest_of(target)["numeric"]
+    edit_json(target / "manifest.json", numeric=[{**first, **changes}, *rest])
     return target
 
 
@@ -123,7 +131,7 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
         (wide, "expected a precision of"),
         (torn, "expected a finished run"),
     ):
-        assert part in one_line(call("audit", run, FIXED, cwd=study))
+        one_line(call("audit", run, FIXED, cwd=study), part)
 
 
 def test_a_terminals_control_sequence_in_an_id_is_shown_as_its_escape(study, tmp_path):

@@ -1,14 +1,14 @@
 """bridge on a tiny checkpoint: an outcome-blind panel, live against incremental, gates, resumption."""
 
 import json
-import shutil
 
 import pytest
 
 import experiments.bridge as bridge
 from experiments.run.inputs import open_bank, select_spread
 from minimodel.bits import bits
-from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
+from tests.experiments.runs import ROWS, altered, call, inputs, ledger, one_line, open_finished, run, summary_of
+from tests.helpers import write_lines
 
 BF16 = ("--dtype", "bf16")
 
@@ -53,13 +53,12 @@ def test_the_panel_is_frozen_before_decoding_and_blind_to_outcomes(study, finish
     chosen = select_spread(bank.prefixes, ROWS)
     assert [entry["row"] for entry in manifest["panel"]["rows"]] == [prefix.id for prefix in chosen]
     # other outcomes and answers, the same lengths: the same panel
-    source = tmp_path / "matrix"
-    shutil.copytree(study / "runs/matrix-bf16", source)
-    altered = ledger(source)
-    for row in altered:
-        for arm in row["arms"].values():
+
+    def change(rows):
+        for arm in (arm for row in rows for arm in row["arms"].values()):
             arm["correct"], arm["answer"], arm["suffix"] = not arm["correct"], [], [1, 2, 3]
-    rewrite(source, altered)
+
+    source = altered(study / "runs/matrix-bf16", tmp_path / "matrix", change)
     assert select_spread(open_bank(source).prefixes, 12) == select_spread(bank.prefixes, 12)
 
 
@@ -76,14 +75,13 @@ def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_not_a_gat
     (row,) = ledger(tmp_path / "one")
     cache = row["comparisons"]["live:incremental"]["cache"]
     assert cache["differing"] == 2 and cache["first_difference"] == {"layer": 1, "tensor": "key", "position": 2}
-    assert json.loads((tmp_path / "one/summary.json").read_text())["identity"]["cache"]["count"] == 0
+    assert summary_of(tmp_path / "one")["identity"]["cache"]["count"] == 0
 
 
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     tasks = [json.loads(line) for line in (study / "tasks.jsonl").read_text().splitlines()]
     tasks[1]["question"] += "?"
-    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)) + "\n")
-    options = [*BF16, *inputs(study, tasks=False), "--tasks", tmp_path / "tasks.jsonl"]
+    options = [*BF16, *inputs(study, tasks=False), "--tasks", write_lines(tmp_path / "tasks.jsonl", *tasks)]
     done = call("bridge", *options, "--out", tmp_path / "out", cwd=study)
-    assert "task t001: expected the prompt that its prefix begins with, found another" in one_line(done)
+    one_line(done, "task t001: expected the prompt that its prefix begins with, found another")
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
 """Partial transplants: the sites, whose trajectory a suffix follows, the counts, and the command as a user calls it."""
 
-import shutil
 from types import SimpleNamespace
 
 from cache import build_incremental, build_prefill, compare
@@ -11,7 +10,7 @@ from experiments.run.progress import Progress
 from experiments.run.tasks import Prefix
 from minimodel.roles import ROLE_NAMES
 from stats.donors import DONORS, INTO_PREFILL
-from tests.experiments.runs import ledger, one_line, open_finished, rewrite, run
+from tests.experiments.runs import altered, call, inputs, one_line, open_finished
 
 
 def test_sites_partition_layers_tensors_blocks_and_heads(three):
@@ -77,13 +76,11 @@ def test_a_run_takes_the_divergent_rows_and_the_whole_cache_carries_them(study, 
 
 
 def test_a_source_without_a_divergent_row_is_refused_in_one_line(study, tmp_path):
-    shutil.copytree(study / "runs/fixed_prefix-bf16-fp32", tmp_path / "source")
-    rows = ledger(tmp_path / "source")
-    for row in rows:
-        for comparison in row["comparisons"].values():
+    def agree(rows):
+        for comparison in (one for row in rows for one in row["comparisons"].values()):
             comparison["suffix"] = {"exact": True, "first_divergence": None}
-    rewrite(tmp_path / "source", rows)
-    done = run(
-        study, "carrier", tmp_path / "run", "--dtype", "bf16", "--source", tmp_path / "source", tasks=False, expected=2
-    )
-    assert "expected at least one BF16 row with divergent suffixes, found none" in one_line(done)
+
+    source = altered(study / "runs/fixed_prefix-bf16-fp32", tmp_path / "source", agree)
+    given = inputs(study, "--dtype", "bf16", "--source", source, tasks=False)
+    done = call("carrier", *given, cwd=tmp_path)
+    one_line(done, "expected at least one BF16 row with divergent suffixes, found none")

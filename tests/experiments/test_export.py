@@ -8,7 +8,8 @@ import pytest
 
 from experiments.published.columns import FILES
 from stats.published.tables import read_table
-from tests.experiments.runs import call, ledger, one_line, rewrite
+from tests.experiments.runs import call, ledger, manifest_of, one_line, rewrite, summary_of
+from tests.helpers import edit_json, read_json
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +26,6 @@ def data(runs, tmp_path_factory):
     assert done.exit_code == 0, done.output
     assert {path.name for path in (out / "data").iterdir()} == {name for name, _ in FILES.values()}
     return out / "data"
-
-
-def summary_of(path):
-    return json.loads((path / "summary.json").read_text())
 
 
 def checked(directory):
@@ -64,9 +61,8 @@ def test_a_summary_that_its_own_rows_do_not_bear_out_is_noticed(runs, tmp_path):
     """The claims come from the summaries and are recomputed from the columns: two ways to each number."""
     other = tmp_path / "other"
     shutil.copytree(runs["matrix"], other)
-    summary = summary_of(other)
-    summary["suffix_disagreement"]["count"] += 1
-    (other / "summary.json").write_text(json.dumps(summary))
+    block = summary_of(other)["suffix_disagreement"]
+    edit_json(other / "summary.json", suffix_disagreement={**block, "count": block["count"] + 1})
     paths = [other if name == "matrix" else path for name, path in runs.items()]
     options = [part for path in paths for part in ("--export", path)]
     assert call("published", *options, tmp_path / "out", cwd=tmp_path).exit_code == 0
@@ -78,8 +74,8 @@ def test_a_summary_that_its_own_rows_do_not_bear_out_is_noticed(runs, tmp_path):
 
 
 def test_the_plan_is_the_manifests(runs, data):
-    plan = json.loads((data.parent / "analysis_plan.json").read_text())
-    manifest = json.loads((runs["matrix"] / "manifest.json").read_text())
+    plan = read_json(data.parent / "analysis_plan.json")
+    manifest = manifest_of(runs["matrix"])
     assert plan["uncertainty"] == manifest["plan"]["uncertainty"]
     order = "".join(f"{row}\n" for row in manifest["row_order"])
     assert plan["population"]["item_order_sha256"] == hashlib.sha256(order.encode()).hexdigest()
@@ -109,12 +105,11 @@ def test_what_cannot_be_exported_is_refused(runs, tmp_path):
     assert "exported rows: expected each row once" in refused(runs["matrix"], runs["matrix"])
     failed = tmp_path / "failed"
     shutil.copytree(runs["matrix"], failed)
-    (failed / "summary.json").write_text(json.dumps({**summary_of(failed), "passed": False, "failed_rows": ["t000"]}))
+    edit_json(failed / "summary.json", passed=False, failed_rows=["t000"])
     assert "gates all passed" in refused(failed)
     other = tmp_path / "other"
     shutil.copytree(runs["matrix"], other)
-    manifest = json.loads((other / "manifest.json").read_text())
-    (other / "manifest.json").write_text(json.dumps({**manifest, "experiment": "causes"}))
+    edit_json(other / "manifest.json", experiment="causes")
     assert "experiment" in refused(other)
     rewrite(other, ledger(other)[:2])
     assert "expected a finished run" in refused(other)

@@ -1,6 +1,5 @@
 """fixed_prefix on a tiny checkpoint: the bank, both precisions in one run, the crossing, gates, resumption."""
 
-import json
 import shutil
 
 import pytest
@@ -12,7 +11,19 @@ from experiments.fixed_prefix import FixedPrefix
 from experiments.run.inputs import open_bank
 from experiments.run.ledger import sha256_file
 from experiments.run.summary import cross_precision
-from tests.experiments.runs import ROWS, call, inputs, interrupt, ledger, one_line, open_finished, rewrite, run
+from tests.experiments.runs import (
+    ROWS,
+    altered,
+    call,
+    inputs,
+    interrupt,
+    ledger,
+    one_line,
+    open_finished,
+    rewrite,
+    run,
+    summary_of,
+)
 from tests.helpers import refused
 
 
@@ -116,7 +127,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes_in_either_precision(study,
 
 def test_one_precision_alone_has_no_crossing(study, finished, tmp_path):
     run(study, "fixed_prefix", tmp_path / "run", "--dtype", "fp32", "--limit", 2)
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert summary["cross_precision"] is None and list(summary["precisions"]) == ["fp32"] and summary["rows"] == 2
     mine, whole = ledger(tmp_path / "run"), ledger(finished)
     assert [row["arms"] for row in mine] == [row["arms"] for row in whole[ROWS : ROWS + 2]]
@@ -166,24 +177,20 @@ def test_a_bank_whose_prefixes_changed_is_refused(finished, tmp_path):
 
 
 def test_a_source_that_changed_since_is_another_run(study, finished, tmp_path):
-    source, copy = tmp_path / "matrix", tmp_path / "copy"
-    shutil.copytree(study / "runs/matrix-bf16", source)
-    shutil.copytree(finished, copy)
-    rows = ledger(source)
-    rows[0]["arms"]["live"]["margin"] = 0.5
-    rewrite(source, rows)
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    change = lambda rows: rows[0]["arms"]["live"].update(margin=0.5)  # noqa: E731
+    source = altered(study / "runs/matrix-bf16", tmp_path / "matrix", change)
     done = call("fixed_prefix", *inputs(study, "--out", copy, "--source", source), cwd=study)
-    assert "panel.bank.ledger_sha256" in one_line(done)
+    one_line(done, "panel.bank.ledger_sha256")
 
 
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
-    twice = one_line(call("fixed_prefix", *inputs(study, "--dtype", "bf16", "--dtype", "bf16"), cwd=study))
-    assert "dtype: expected one dtype, or two different ones, found 'bf16 bf16'" in twice
+    twice = "dtype: expected one dtype, or two different ones, found 'bf16 bf16'"
+    one_line(call("fixed_prefix", *inputs(study, "--dtype", "bf16", "--dtype", "bf16"), cwd=study), twice)
     other = one_line(call("fixed_prefix", *inputs(study, checkpoint="later"), cwd=study))
     assert "later/model.safetensors: SHA-256" in other or "later/role_embedding.safetensors: SHA-256" in other
-    unfinished = tmp_path / "unfinished"
-    shutil.copytree(study / "runs/matrix-bf16", unfinished)
+    unfinished = shutil.copytree(study / "runs/matrix-bf16", tmp_path / "unfinished")
     rewrite(unfinished, ledger(unfinished)[:-1])
-    stopped = one_line(call("fixed_prefix", *inputs(study, "--source", unfinished), cwd=study))
-    assert f"expected a finished run, found {ROWS - 1} of {ROWS} rows; make it with" in stopped
+    line = f"expected a finished run, found {ROWS - 1} of {ROWS} rows; make it with"
+    one_line(call("fixed_prefix", *inputs(study, "--source", unfinished), cwd=study), line)
     assert not (tmp_path / "runs").exists()

@@ -1,6 +1,5 @@
 """The matrix end to end on the tiny checkpoint: arms, gates, determinism, resumption, exit codes."""
 
-import json
 import signal
 import time
 
@@ -10,7 +9,7 @@ import torch
 import experiments.run.designs as designs
 import experiments.run.experiment as experiment
 from tests.experiments.commands import command, start
-from tests.experiments.runs import CAPS, ROWS, call, inputs, one_line, open_finished
+from tests.experiments.runs import CAPS, ROWS, call, inputs, manifest_of, one_line, open_finished, summary_of
 
 
 def arguments(study, *more):
@@ -42,7 +41,7 @@ def test_the_arms_differ_as_their_constructions_do(finished):
 
 
 def test_the_manifest_names_everything_that_decides_a_bit(finished):
-    manifest = json.loads((finished / "manifest.json").read_text())
+    manifest = manifest_of(finished)
     assert manifest["numeric"][0]["dtype"] == "bf16" and manifest["numeric"][0]["threads"] == 1
     assert manifest["numeric"][0]["attention"] == "repeat_kv" and manifest["numeric"][0]["linear"] == "plain"
     assert manifest["environment"]["torch"]
@@ -117,7 +116,7 @@ def test_a_gate_that_fails_ends_the_run_with_code_3(study, tmp_path, monkeypatch
         assert (tmp_path / f"p{preflight}/rows.jsonl").read_bytes().count(b"\n") == rows
     assert f"gates FAILED on {ROWS} rows; endpoints withheld: gates failed on {ROWS} of {ROWS} rows" in done.stdout
     assert "disagree" not in done.stdout, "an endpoint of a failed run"
-    summary = json.loads((tmp_path / "p0/summary.json").read_text())
+    summary = summary_of(tmp_path / "p0")
     assert summary["no_result"].endswith(f"endpoints are over {ROWS} rows") and not summary["passed"]
     assert f"gates failed on {ROWS} of {ROWS} rows" in (tmp_path / "p0/report.md").read_text()
 

@@ -1,15 +1,12 @@
 """`python -m experiments`: every command listed and explained, and what is settled before torch loads."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 
 from experiments.__main__ import commands, one_line
-from tests.experiments.commands import ROOT, environment
+from tests.experiments.commands import ROOT, python
 from tests.experiments.runs import command_module
 
 LISTING = (
@@ -22,14 +19,10 @@ POLICY = (
 )
 
 
-def python(script, env):
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_every_command_is_listed_with_one_line():
-    listed = dict(line.split(maxsplit=1) for line in python(LISTING, environment()).splitlines()[2:])
+    done = python("-c", LISTING)
+    assert done.returncode == 0, done.stderr
+    listed = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[2:])
     files = [p for p in Path(ROOT, "experiments").rglob("*.py") if "\n@click.command(" in p.read_text()]
     names = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for p in files}
     wanted = names - {"experiments"}
@@ -68,5 +61,5 @@ def test_a_line_is_the_first_sentence_or_what_stands_before_its_colon(text, line
     ],
 )
 def test_waiting_threads_yield_unless_the_user_chose(chosen, expected):
-    rest = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-    assert python(POLICY, {**rest, **chosen}).strip() == expected
+    done = python("-c", POLICY, **{"OMP_WAIT_POLICY": None, "GOMP_SPINCOUNT": None, **chosen})
+    assert done.stdout.strip() == expected, done.stderr

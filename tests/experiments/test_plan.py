@@ -155,8 +155,7 @@ def test_command_reads_a_config_alone(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(arguments: list[Any], parts: tuple[str, ...], tmp_path: Path) -> None:
-    line = one_line(call("plan", *arguments, cwd=tmp_path))
-    assert all(part in line for part in parts), line
+    one_line(call("plan", *arguments, cwd=tmp_path), *parts)
 
 
 def test_default_prefix_leaves_room_in_a_short_context(tmp_path: Path) -> None:

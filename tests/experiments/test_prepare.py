@@ -5,12 +5,13 @@ import json
 import math
 
 import pytest
-from click.testing import CliRunner
 
 from decode import State
 from experiments.prepare import __main__ as prepare
 from experiments.prepare.__main__ import held_out, ordered, states_answer
 from experiments.run.tasks import load_tasks
+from tests.experiments.runs import call, manifest_of, one_line
+from tests.helpers import write_lines
 
 HEADER = ["Record ID", "Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"]
 ROWS = [
@@ -21,19 +22,9 @@ ROWS = [
 ]
 
 
-def run(*arguments):
-    return CliRunner().invoke(prepare.main, [str(a) for a in arguments])
-
-
 def write_csv(path, rows=ROWS, bom=True):
     with open(path, "w", encoding="utf-8-sig" if bom else "utf-8", newline="") as file:
         csv.writer(file).writerows([HEADER, *rows])
-    return path
-
-
-def write_jsonl(path, *rows):
-    """One line per object; a text is a line as it is."""
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
 
 
@@ -43,16 +34,16 @@ def frozen(out, name="tasks.jsonl"):
 
 def made(out, source, *more):
     """Runs the command, which must succeed, and returns the tasks by id."""
-    result = run(source, "--out", out, *more)
+    result = call("prepare", source, "--out", out, *more)
     assert result.exit_code == 0, result.output
     return frozen(out)
 
 
 def refused(out, source, *more):
     """The one line on stderr of a command that must write nothing."""
-    result = run(source, "--out", out, *more)
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and not out.exists(), result.output
-    return result.stderr
+    line = one_line(call("prepare", source, "--out", out, *more))
+    assert not out.exists()
+    return line
 
 
 def right(row):
@@ -68,7 +59,7 @@ def test_a_csv_with_a_mark_and_quoted_line_breaks(tmp_path):
         assert right(rows[source[0]]) == source[2].strip()
         assert sorted(rows[source[0]]["choices"]) == sorted(text.strip() for text in source[2:])
     assert len(load_tasks(tmp_path / "out" / "tasks.jsonl", None)[0]) == 4
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest = manifest_of(tmp_path / "out")
     assert manifest["tasks"] == manifest["rows"] == 4 and manifest["fields"]["id"] == "Record ID"
 
 
@@ -106,7 +97,7 @@ def test_json_lines_in_each_form(tmp_path, contract):
         {**q, "id": "z", "answer": "a"},
         {"id": "free", "question": "2 + 2?", "choices": [], "answer": 4},
     ]
-    source = write_jsonl(tmp_path / "q.jsonl", *rows)
+    source = write_lines(tmp_path / "q.jsonl", *rows)
     found = made(tmp_path / "out", source)
     assert [right(found[name]) for name in ("7", "y", "z")] == ["b", "c", "a"] and found["free"]["answer"] == "4"
     assert all(set(row) == {"id", "question", "choices", "answer"} for row in found.values())
@@ -131,7 +122,7 @@ def test_right_answers_that_are_ambiguous_or_unmatchable_are_listed(tmp_path):
         {"id": "nothing", "question": "Q", "choices": ["a", "b"]},
         '{"id": "beyond", "question": "Q", "answer": 1e99999999999999999999}',
     ]
-    line = refused(tmp_path / "out", write_jsonl(tmp_path / "q.jsonl", *rows))
+    line = refused(tmp_path / "out", write_lines(tmp_path / "q.jsonl", *rows))
     assert "9 rows refused" in line and line.count("write answer_index (from 0) or answer_text") == 3
     without_unit = "line 4: answer: expected a number without a unit, found 'Lima'"
     assert all(part in line for part in (without_unit, "line 5: ", "line 8: expected one of"))
@@ -148,7 +139,7 @@ def test_right_answers_in_every_other_form(tmp_path):
         {"id": "decimal", "question": "Q", "answer": 3.5},
         {"id": "exponent", "question": "Q", "answer": 1e22},
     ]
-    made(tmp_path / "out", write_jsonl(tmp_path / "q.jsonl", *rows))
+    made(tmp_path / "out", write_lines(tmp_path / "q.jsonl", *rows))
     tasks, _ = load_tasks(tmp_path / "out" / "tasks.jsonl", None)
     found = {task.id: task.choices["ABCD".index(task.answer)] if task.choices else task.answer for task in tasks}
     numbers = {"exact": "0.1234567890123456789", "gsm8k": "72", "decimal": "3.5", "exponent": "1" + "0" * 22}
@@ -156,7 +147,7 @@ def test_right_answers_in_every_other_form(tmp_path):
 
 
 def test_other_field_names(tmp_path):
-    path = write_jsonl(tmp_path / "q.jsonl", {"key": "k", "text": "Q", "good": "g", "bad": ["x", "y"], "id": "unused"})
+    path = write_lines(tmp_path / "q.jsonl", {"key": "k", "text": "Q", "good": "g", "bad": ["x", "y"], "id": "unused"})
     names = ["--id", "key", "--question", "text", "--correct", "good", "--incorrect", "bad"]
     assert right(made(tmp_path / "out", path, *names)["k"]) == "g"
     assert "'missing'" in refused(tmp_path / "no", path, "--id", "missing", *names[2:])
@@ -165,7 +156,7 @@ def test_other_field_names(tmp_path):
 def test_every_offending_row_is_listed_and_nothing_written(tmp_path):
     good = {"id": "1", "question": "Q", "choices": ["a", "b"], "answer": "A"}
     wrong = {**good, "id": "2", "answer": "E"}, {**good, "id": "3", "choices": ["a", "a"]}, {**good, "id": ""}
-    line = refused(tmp_path / "out", write_jsonl(tmp_path / "q.jsonl", good, good, *wrong))
+    line = refused(tmp_path / "out", write_lines(tmp_path / "q.jsonl", good, good, *wrong))
     assert all(part in line for part in ("4 rows refused", "line 2", "twice", "line 3", "'E'", "line 4", "line 5"))
 
 
@@ -179,7 +170,7 @@ def test_files_that_are_no_questions(tmp_path, suffix, text):
 def test_a_question_that_states_its_answer_is_refused(tmp_path):
     choices = {"correct": "The Moon", "incorrect": ["Sun", "Mars"]}
     row = {"id": "1", "question": "Pick.\nCorrect answer: the moon.", **choices}
-    assert "states its answer" in refused(tmp_path / "out", write_jsonl(tmp_path / "q.jsonl", row))
+    assert "states its answer" in refused(tmp_path / "out", write_lines(tmp_path / "q.jsonl", row))
     assert states_answer("Answer: (C)", "C", "x") and states_answer("**The answer is: C**", "C", "x")
     assert not states_answer("Answer: with the letter", "C", "x") and not states_answer("What is the answer?", "C", "x")
 
@@ -213,7 +204,7 @@ def test_the_bundled_questions_and_their_answers(tmp_path):
 
 def test_two_preparations_write_the_same_bytes(tmp_path):
     for name in ("a", "b"):
-        run("--out", tmp_path / name, "--holdout", 10)
+        call("prepare", "--out", tmp_path / name, "--holdout", 10)
     for file in ("tasks.jsonl", "rest.jsonl", "manifest.json"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert run("--out", tmp_path / "a").exit_code == 2
+    one_line(call("prepare", "--out", tmp_path / "a"))

@@ -11,7 +11,8 @@ import experiments.run.designs as six_arms
 from decode.contract import OPEN
 from experiments.run.inputs import open_bank, select_spread
 from stats.donors import CHECKPOINT_SENSITIVE, CONDITIONAL, PROCEDURAL_FAILURE, STRONG, UNDERPOWERED
-from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, run
+from tests.experiments.runs import ROWS, call, inputs, ledger, manifest_of, one_line, open_finished, run, summary_of
+from tests.helpers import read_json
 
 BF16 = ("--dtype", "bf16")
 LATER = {"tasks": False, "checkpoint": "later"}
@@ -46,7 +47,7 @@ def test_the_later_checkpoint_decodes_the_same_bank(study, finished):
 
 def test_the_same_weights_are_recorded(study, tmp_path):
     run(study, "replication", tmp_path / "run", *BF16, "--limit", 1, tasks=False)
-    assert json.loads((tmp_path / "run/summary.json").read_text())["own_checkpoint"]
+    assert summary_of(tmp_path / "run")["own_checkpoint"]
     assert "this run replicates on no other checkpoint" in (tmp_path / "run/report.md").read_text()
 
 
@@ -101,8 +102,8 @@ def test_the_label_follows_from_the_ledger(counts, label):
 def test_a_missing_source_is_refused_with_the_command_that_makes_one(study, tmp_path, name, command):
     source = "runs/matrix-bf16" if "matrix" in command else "runs/fixed_prefix-bf16-fp32"
     given = inputs(study, tasks=name in ("fixed_prefix", "bridge", "causes"))
-    line = one_line(call(name, *(() if name in ("fixed_prefix", "causes") else BF16), *given, cwd=tmp_path))
-    assert f"{source}: expected a run directory, found nothing" in line
+    done = call(name, *(() if name in ("fixed_prefix", "causes") else BF16), *given, cwd=tmp_path)
+    line = one_line(done, f"{source}: expected a run directory, found nothing")
     assert line.endswith(f"make it with: python -m experiments.{command}") and not (tmp_path / "runs").exists()
 
 
@@ -125,7 +126,7 @@ def swapped_delimiters(tokenizer):
 def edited(study, target, name, change):
     """The later checkpoint with one JSON file changed."""
     shutil.copytree(study / "later", target)
-    value = json.loads((target / name).read_text())
+    value = read_json(target / name)
     change(value)
     (target / name).write_text(json.dumps(value))
     return target
@@ -138,7 +139,7 @@ def test_a_checkpoint_whose_tokenizer_says_the_same_in_other_bytes_replicates(st
     done = call("replication", *common, "--checkpoint", other, "--out", tmp_path / "out", cwd=study)
     assert done.exit_code == 0, done.output
     assert "tokenizer.json: other bytes than in the run in runs/matrix-bf16" in done.stderr
-    warnings = json.loads((tmp_path / "out/manifest.json").read_text())["checkpoint_warnings"]
+    warnings = manifest_of(tmp_path / "out")["checkpoint_warnings"]
     assert any("vocabulary, merges, delimiters, eligible ids and contract are equal" in line for line in warnings)
 
 
@@ -155,6 +156,5 @@ def test_a_checkpoint_whose_tokenizer_says_the_same_in_other_bytes_replicates(st
 def test_a_checkpoint_under_which_a_token_means_something_else_is_refused(study, tmp_path, name, change, part):
     other = edited(study, tmp_path / "other", name, change)
     done = call("replication", *BF16, "--checkpoint", other, "--out", tmp_path / "out", "--quiet", cwd=study)
-    message = one_line(done)
-    assert "expected tokens and contract as in the run in runs/matrix-bf16" in message and part in message
+    one_line(done, "expected tokens and contract as in the run in runs/matrix-bf16", part)
     assert not (tmp_path / "out").exists() and len(ledger(study / "runs/matrix-bf16")) == ROWS

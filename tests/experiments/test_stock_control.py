@@ -1,7 +1,5 @@
 """stock_control on a tiny stock checkpoint: plain chat generations by copies, their end, and what is refused."""
 
-import json
-
 import pytest
 import torch
 
@@ -12,7 +10,8 @@ from experiments.run.control import chat_steps, selected_logprob
 from experiments.stock_control import LIMIT
 from minimodel import load_model
 from tests.conftest import numeric
-from tests.experiments.runs import ROWS, call, inputs, one_line, open_finished, run
+from tests.experiments.runs import ROWS, call, inputs, manifest_of, one_line, open_finished, run
+from tests.helpers import write_lines
 
 BF16 = ("--dtype", "bf16")
 STOP = (256, 270)
@@ -71,15 +70,15 @@ def test_a_template_file_is_taken_as_it_is(study, tmp_path):
     (tmp_path / "chat.txt").write_text("<|im_start|>{question}|{choices}<|im_end|>\n")
     more = ("--limit", 1, "--template", tmp_path / "chat.txt", "--eos", "<|endoftext|>")
     run(study, "stock_control", tmp_path / "run", *BF16, *more, checkpoint="stock")
-    stock = json.loads((tmp_path / "run/manifest.json").read_text())["stock"]
+    stock = manifest_of(tmp_path / "run")["stock"]
     assert stock["template"].endswith("<|im_end|>\n") and stock["eos_ids"] == [256]
 
 
 def test_an_adapted_checkpoint_and_a_long_prompt_are_refused(study, tmp_path):
-    line = one_line(call("stock_control", *BF16, *inputs(study), cwd=tmp_path))
-    assert "expected a stock checkpoint" in line and "experiments.batch_control" in line
+    done = call("stock_control", *BF16, *inputs(study), cwd=tmp_path)
+    one_line(done, "expected a stock checkpoint", "experiments.batch_control")
     task = {"id": "long", "question": "x" * 600, "choices": ["a", "b"], "answer": "A"}
-    (tmp_path / "long.jsonl").write_text(json.dumps(task) + "\n")
-    given = inputs(study, "--tasks", tmp_path / "long.jsonl", tasks=False, checkpoint="stock")
-    line = one_line(call("stock_control", *BF16, *given, cwd=tmp_path))
-    assert "'long'" in line and "context 1024" in line and not (tmp_path / "runs").exists()
+    path = write_lines(tmp_path / "long.jsonl", task)
+    given = inputs(study, "--tasks", path, tasks=False, checkpoint="stock")
+    one_line(call("stock_control", *BF16, *given, cwd=tmp_path), "'long'", "context 1024")
+    assert not (tmp_path / "runs").exists()

@@ -1,15 +1,23 @@
 """transplant on a tiny checkpoint: strata frozen first, the donor's cache in the recipient, donor endpoints."""
 
-import json
-import shutil
-
 import pytest
 
 import experiments.transplant as transplant
 from experiments.run.inputs import Bank
 from experiments.run.tasks import Prefix
 from stats.intervals import Z_TRANSPLANT, wilson
-from tests.experiments.runs import ROWS, call, inputs, ledger, one_line, open_finished, rewrite, run
+from tests.experiments.runs import (
+    ROWS,
+    altered,
+    call,
+    inputs,
+    ledger,
+    manifest_of,
+    one_line,
+    open_finished,
+    run,
+    summary_of,
+)
 
 BF16 = ("--dtype", "bf16")
 
@@ -31,8 +39,10 @@ def strata(study):
 
 
 def test_no_task_is_read(finished):
-    manifest = json.loads((finished / "manifest.json").read_text())
-    assert manifest["tasks_sha256"] is None and "--tasks" not in call("transplant", "--help", cwd=finished).output
+    assert (
+        manifest_of(finished)["tasks_sha256"] is None
+        and "--tasks" not in call("transplant", "--help", cwd=finished).output
+    )
 
 
 def test_a_transplant_is_the_donors_cache_under_the_recipients_logits(finished):
@@ -93,20 +103,18 @@ def test_the_selection_is_evenly_spaced_within_each_stratum():
 
 
 def test_a_stratum_that_is_not_reproduced_is_counted_and_fails_no_gate(study, tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(study / "runs/fixed_prefix-bf16-fp32", source)
-    rows = ledger(source)
-    wrong = rows[1]
-    wrong["comparisons"]["incremental:prefill"]["suffix"]["exact"] ^= True
-    rewrite(source, rows)
+    def wrong(rows):
+        rows[1]["comparisons"]["incremental:prefill"]["suffix"]["exact"] ^= True
+
+    source = altered(study / "runs/fixed_prefix-bf16-fp32", tmp_path / "source", wrong)
     done = run(study, "transplant", tmp_path / "run", *BF16, "--source", source, tasks=False)
     assert "gates all passed" in done.stdout
     (other,) = [row for row in ledger(tmp_path / "run") if not row["stratum_reproduced"]]
-    assert other["row"] == wrong["row"] and other["passed"]
-    strata = json.loads((tmp_path / "run/summary.json").read_text())["strata"]
+    assert other["row"] == "t001" and other["passed"]
+    strata = summary_of(tmp_path / "run")["strata"]
     assert strata[other["stratum"]]["reproduced"]["count"] == strata[other["stratum"]]["rows"] - 1
 
 
 def test_another_source_is_refused_in_one_line(study):
     given = [*BF16, *inputs(study, tasks=False), "--source", study / "runs/matrix-bf16"]
-    assert "experiment: expected fixed_prefix, found 'matrix'" in one_line(call("transplant", *given, cwd=study))
+    one_line(call("transplant", *given, cwd=study), "experiment: expected fixed_prefix, found 'matrix'")

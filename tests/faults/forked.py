@@ -6,6 +6,7 @@ needs no import and no start of threads, so that a run can be killed many times 
 """
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -96,6 +97,12 @@ def command(
 def matrix(arguments: list[Any], before: Callable[[], Any] | None = None) -> Callable[[], int]:
     """The body of `python -m experiments.matrix ARGUMENTS`."""
     return command(matrix_main, "matrix", arguments, before)
+
+
+def limit_memory(more: int) -> None:
+    """From now on this process may take `more` bytes beyond those that it holds, what its parent held included."""
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + more, resource.RLIM_INFINITY))
 
 
 ROW_ENDS = ("Progress.row", "Progress.row_done")  # where a row begins and ends, in `experiments.run.progress`

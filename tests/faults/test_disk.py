@@ -5,12 +5,12 @@ import os
 import resource
 import signal
 import subprocess
-import time
 
 import pytest
 
 from tests.faults.forked import in_child, matrix, stop_after_rows
 from tests.faults.test_kills import require_kept, require_same_end
+from tests.helpers import wait_until
 
 
 def one_error(ended, *parts):
@@ -152,10 +152,7 @@ def test_a_second_process_is_refused_while_the_first_lives_and_not_after_its_dea
     second.mkdir()
 
     def meanwhile(pid):
-        deadline = time.monotonic() + 120
-        while not (out / "timing.jsonl").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until((out / "timing.jsonl").exists)
         for more in ((), ("--fresh",)):
             one_error(in_child(matrix(small.arguments(out, *more)), second), str(out), "a process that holds its lock")
         os.kill(pid, signal.SIGKILL)

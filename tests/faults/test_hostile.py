@@ -3,9 +3,6 @@
 import json
 import math
 import os
-import re
-import resource
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,10 +19,10 @@ from minimodel.errors import InputError, refuse
 from minimodel.files import MAX_JSON_BYTES, parse_json, read_json_object
 from minimodel.safetensors_file import MAX_HEADER_BYTES, table_of_contents
 from tests.conftest import numeric
-from tests.faults.forked import in_child
+from tests.faults.forked import in_child, limit_memory
 from tests.faults.fuzz import Bases
 from tests.faults.test_disk import one_error
-from tests.helpers import edit_json, refused
+from tests.helpers import edit_json, refused, write_lines
 from tests.tiny import TASK
 
 
@@ -79,9 +76,7 @@ def test_memory_of_the_worst_small_files_is_bounded(tmp_path):
     assert len(header) > MAX_HEADER_BYTES - 1000
 
     def body():
-        # what the tests before left in the process that was forked counts too
-        held = int(re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
-        resource.setrlimit(resource.RLIMIT_DATA, (held + (2 << 30), held + (2 << 30)))
+        limit_memory(2 << 30)
         assert set(read_json_object(json_file)) == set(table_of_contents(header_file)) == {"a"}
         return 0
 
@@ -110,7 +105,7 @@ def test_a_sparse_file_of_more_than_any_memory_is_refused(mine, tmp_path):
         (mine.checkpoint / name).unlink()
 
     def body():
-        resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
+        limit_memory(2 << 30)
         with refused("model.safetensors: tensor model.embed_tokens.weight", "bytes of free memory, found less"):
             load_model(mine.checkpoint, numeric("bf16"))
         return 0
@@ -213,11 +208,6 @@ GOOD = {"id": "a", "question": "Why?", "choices": ["x", "y"], "answer": "B"}
 OTHER = {**GOOD, "id": "b"}
 
 
-def write(path, *rows):
-    path.write_bytes(b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows) + b"\n")
-    return path
-
-
 def test_task_files_and_lines_beyond_the_limits_are_refused(tmp_path):
     """The tokenizer would need a hundred times the text's bytes before it could say that the prompt is too long."""
     path, size = tmp_path / "tasks.jsonl", 100 * 1024 * 1024
@@ -227,12 +217,12 @@ def test_task_files_and_lines_beyond_the_limits_are_refused(tmp_path):
     with refused("tasks.jsonl", f"at most {MAX_TASK_BYTES} bytes", str(size)):
         load_tasks(path, None)
     with refused("tasks.jsonl: 1 rows refused: line 2: ", f"at most {MAX_LINE_BYTES} bytes"):
-        load_tasks(write(path, GOOD, {**GOOD, "id": "long", "question": "x" * (2 * MAX_LINE_BYTES)}), 1)
+        load_tasks(write_lines(path, GOOD, {**GOOD, "id": "long", "question": "x" * (2 * MAX_LINE_BYTES)}), 1)
     longest = MAX_LINE_BYTES - len(json.dumps({**GOOD, "question": ""}))
-    [task], _ = load_tasks(write(path, {**GOOD, "question": "x" * longest}), None)
+    [task], _ = load_tasks(write_lines(path, {**GOOD, "question": "x" * longest}), None)
     assert len(task.question) == longest
     with refused("1 rows refused"):
-        load_tasks(write(path, {**GOOD, "question": "x" * (longest + 1)}), None)
+        load_tasks(write_lines(path, {**GOOD, "question": "x" * (longest + 1)}), None)
 
 
 BAD_ROWS = {
@@ -270,12 +260,12 @@ def test_every_bad_row_is_listed_by_its_line_and_nothing_is_decoded(small, tmp_p
     for first in range(0, len(rows), 12):  # as many as one message lists
         part = rows[first : first + 12]
         with pytest.raises(InputError) as caught:
-            load_tasks(write(path, GOOD, *part), 1)
+            load_tasks(write_lines(path, GOOD, *part), 1)
         message = str(caught.value)
         assert f"{len(part)} rows refused" in message and "\n" not in message and len(message) < 3000
         for number in range(2, len(part) + 2):
             assert f"line {number}: " in message, list(BAD_ROWS)[first + number - 2]
-    ended = small.run(out, "--tasks", write(path, GOOD, *rows))
+    ended = small.run(out, "--tasks", write_lines(path, GOOD, *rows))
     one_error(ended, f"{len(rows)} rows refused", f"and {len(rows) - 12} more")
     assert not out.exists(), "nothing is written for refused input"
 
@@ -294,7 +284,7 @@ ODD = {
 def test_odd_text_is_text_and_row_and_terminal_stay_whole(small, tmp_path):
     """Rows whose id, question and choices are all odd run like others; what is shown of them holds no control."""
     rows = [{"id": text, "question": text, "choices": [text, "y"], "answer": "A"} for text in ODD.values()]
-    path, out = write(tmp_path / "odd.jsonl", *rows), tmp_path / "run"
+    path, out = write_lines(tmp_path / "odd.jsonl", *rows), tmp_path / "run"
     ended = small.run(out, "--tasks", path)
     assert ended.code == 0, ended
     written = (out / "rows.jsonl").read_bytes()
@@ -315,7 +305,7 @@ def test_odd_text_is_text_and_row_and_terminal_stay_whole(small, tmp_path):
 )
 def test_any_text_comes_back_or_is_refused_by_its_line(tmp_path_factory, id, question, choices):
     row = {"id": id, "question": question, "choices": choices, "answer": "A" if choices else "4"}
-    path = write(tmp_path_factory.mktemp("any") / "tasks.jsonl", row)
+    path = write_lines(tmp_path_factory.mktemp("any") / "tasks.jsonl", row)
     if id.strip() and question.strip():
         assert load_tasks(path, None)[0] == [Task(id, question, tuple(choices), str(row["answer"]))]
     else:
@@ -325,6 +315,6 @@ def test_any_text_comes_back_or_is_refused_by_its_line(tmp_path_factory, id, que
 
 def test_prompts_longer_than_the_context_are_all_listed_before_any_is_decoded(small, tmp_path):
     rows = [{"answer": "A", **TASK, "id": f"r{i}", "question": "w" * (1 if i % 2 else 2000)} for i in range(6)]
-    ended = small.run(tmp_path / "run", "--tasks", write(tmp_path / "tasks.jsonl", *rows))
+    ended = small.run(tmp_path / "run", "--tasks", write_lines(tmp_path / "tasks.jsonl", *rows))
     one_error(ended, "3 rows refused: task 'r0'", "task 'r2'", "task 'r4'", "context 1024")
     assert not (tmp_path / "run").exists()

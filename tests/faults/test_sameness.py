@@ -27,6 +27,7 @@ from experiments.run.tasks import load_tasks
 from minimodel import load_model
 from tests.conftest import numeric
 from tests.experiments.commands import command
+from tests.experiments.runs import manifest_of
 from tests.faults.conftest import CAPS, SMALL, Small, write_small
 from tests.faults.forked import Ended, stop_after_rows
 from tests.faults.test_disk import one_error
@@ -161,7 +162,7 @@ def test_the_counts_of_calls_are_those_of_the_rows(undisturbed):
 
 def warnings_of(small, out, *more):
     assert small.run(out, "--limit", 1, *more).code == 0
-    return json.loads((out / "manifest.json").read_text())["checkpoint_warnings"]
+    return manifest_of(out)["checkpoint_warnings"]
 
 
 def test_the_warning_about_a_head_beside_a_tied_flag_is_in_the_manifest(small, tmp_path):

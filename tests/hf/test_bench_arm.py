@@ -1,13 +1,9 @@
 """transformers as the benchmark's reference: the release's own kernel has its bits in every row."""
 
-import json
-
 import pytest
 import torch
-from click.testing import CliRunner
 
 from decode.contract import Contract
-from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import memory
 from experiments.benchmark.arms import Workload, open_ours, open_reference
 from experiments.benchmark.measures import digest, prefilled, resumed
@@ -15,7 +11,8 @@ from minimodel.bits import same_bits
 from minimodel.numerics import NumericContract
 from minimodel.packed import why_not_packed
 from tests.experiments.commands import write_tasks
-from tests.helpers import flip_bit
+from tests.experiments.runs import call
+from tests.helpers import flip_bit, read_json
 from tests.hf import versions
 
 COUNTS = {"threads": 1, "repeats": 1, "long-repeats": 1, "steps": 8, "block": 64, "buffer": 1}
@@ -32,9 +29,9 @@ def test_whole_benchmark(dtype, directory, tmp_path, monkeypatch):
     given |= {**COUNTS, **LENGTHS, "reference": "tests.hf.bench_arm", "only": "decode,prefill,build,row,batch"}
     given["columns"] = f"invariant,{versions.matching_kernel()},{versions.matching_kernel()}+packed"
     arguments = [text for key, value in given.items() for text in (f"--{key}", str(value))]
-    done = CliRunner().invoke(benchmark.main, [*arguments, "--quiet"], catch_exceptions=False)
+    done = call("benchmark", *arguments, "--quiet")
     assert done.exit_code == 0, (done.output, done.stderr)
-    document = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    document = read_json(tmp_path / "out/benchmark.json")
     reference = f"transformers {versions.INSTALLED}"
     assert document["baseline"] == document["columns"][-1] == reference and document["unequal_bits"] == []
     rows = {row["name"]: {name: cell["bits"] for name, cell in row["columns"].items()} for row in document["rows"]}

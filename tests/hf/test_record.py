@@ -1,8 +1,6 @@
 """The recorder on a small checkpoint: its ledger, boundaries and traces are ours byte for byte, and faults are not."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +11,6 @@ from cache.storage import open_tensors
 from decode.greedy import greedy_suffix
 from decode.state import State
 from experiments import matrix
-from experiments.crosscheck import __main__ as crosscheck
 from experiments.run.experiment import Arm, arm_entry
 from experiments.run.options import DEMO
 from experiments.run.saving import SCHEMA as TRACE
@@ -21,8 +18,8 @@ from experiments.run.tasks import load_tasks
 from minimodel.bits import same_bits
 from minimodel.load import load_model
 from tests import THREADS
-from tests.experiments.commands import ROOT
-from tests.experiments.runs import ledger
+from tests.experiments.commands import python
+from tests.experiments.runs import call, ledger, manifest_of, one_line, summary_of
 from tests.hf import record, versions
 from tests.hf.conftest import ROWS, numeric
 
@@ -67,7 +64,7 @@ def under_another_kernel(recorded):
 def test_rows_are_ours_byte_for_byte(theirs, ours, under_another_kernel):
     assert (theirs / "rows.jsonl").read_bytes() == (ours / "rows.jsonl").read_bytes()
     assert len(ledger(theirs)) == ROWS and all(row["passed"] for row in ledger(theirs))
-    assert json.loads((theirs / "summary.json").read_text()) == json.loads((ours / "summary.json").read_text())
+    assert summary_of(theirs) == summary_of(ours)
     # control: under another kernel some bit of the ledger differs
     assert (under_another_kernel / "rows.jsonl").read_bytes() != (theirs / "rows.jsonl").read_bytes()
     # prefill against live is not exact and replicas are: the equal digests are not those of one construction
@@ -92,20 +89,17 @@ def test_saved_tensors_are_ours(folder, names, schema, theirs, ours, under_anoth
 
 
 def test_crosscheck_says_equal_and_names_the_kernel(theirs, ours, under_another_kernel, study):
-    def call(*given):
-        return CliRunner().invoke(crosscheck.main, [*map(str, given)])
-
-    same = call(ours, theirs)
+    same = call("crosscheck", ours, theirs)
     assert same.exit_code == 0, same.output
-    differs = call(under_another_kernel, theirs, "--checkpoint", study / "checkpoint")
+    differs = call("crosscheck", under_another_kernel, theirs, "--checkpoint", study / "checkpoint")
     assert differs.exit_code == 3, differs.output
     assert f'transformers: A nothing, B "{versions.INSTALLED}"' in differs.output
     for file in ("boundaries/t000-live.safetensors", "traces/t001-prefill.safetensors"):
-        assert call(ours / file, theirs / file).exit_code == 0
+        assert call("crosscheck", ours / file, theirs / file).exit_code == 0
 
 
 def test_manifest_names_transformers_and_every_setting(theirs, ours, dtype):
-    mine, other = (json.loads((run / "manifest.json").read_text()) for run in (ours, theirs))
+    mine, other = (manifest_of(run) for run in (ours, theirs))
     [settings], [expected] = other["numeric"], mine["numeric"]
     assert settings["attention"] == f"{record.SOURCE} sdpa"
     differing = {key for key in expected if expected[key] != settings.get(key)}
@@ -140,10 +134,7 @@ def test_incremental_arms(study, theirs, dtype, recorded):
     ],
 )
 def test_bad_input_is_one_line(study, more, parts):
-    done = CliRunner().invoke(record.main, [*inputs(study, "bf16", "refused"), *more])
-    lines = done.stderr.strip().splitlines()
-    assert done.exit_code == 2 and len(lines) == 1, done.output
-    assert all(part in lines[0] for part in parts), lines[0]
+    one_line(CliRunner().invoke(record.main, [*inputs(study, "bf16", "refused"), *more]), *parts)
     assert not (study / "refused-bf16").exists()
 
 
@@ -154,14 +145,14 @@ def test_demo_rows_are_ours(tmp_path, dtype):
     given = ["--dtype", dtype, "--limit", "3", "--quiet", "--out"]
     ours = ["experiments.matrix", *given, str(tmp_path / "ours"), "--kernels", versions.matching_kernel()]
     for command in (["tests.hf.record", *given, str(tmp_path / "theirs")], ours):
-        done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+        done = python("-m", *command)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "theirs" / "rows.jsonl").read_bytes() == (tmp_path / "ours" / "rows.jsonl").read_bytes()
 
 
 def test_without_transformers_the_recorder_says_what_to_install():
     script = "import sys; sys.modules['transformers'] = None; import tests.hf.record"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", script)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.splitlines() == [
         "error: transformers: expected an installed release, found none; pip install -e '.[test]'"

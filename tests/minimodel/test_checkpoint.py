@@ -12,7 +12,7 @@ from minimodel.checkpoint import expected_shapes, file_digests, open_checkpoint
 from minimodel.config_file import read_config
 from minimodel.load import decoder_from
 from tests.conftest import numeric
-from tests.helpers import edit_json, edit_tensors, random_tensor, refused
+from tests.helpers import edit_json, edit_tensors, random_tensor, read_json, refused
 from tests.tiny import CONFIG, split_into_shards, write_checkpoint
 
 INDEX = "model.safetensors.index.json"
@@ -143,7 +143,7 @@ def unopened(sharded, monkeypatch):
 
 
 def weight_map(directory):
-    return json.loads((directory / INDEX).read_text())["weight_map"]
+    return read_json(directory / INDEX)["weight_map"]
 
 
 @pytest.mark.parametrize(

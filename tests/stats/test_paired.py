@@ -3,22 +3,17 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.paired import main
 from stats.endpoints import compare_results
 from stats.errors import StatsInputError
+from tests.experiments.runs import call, one_line
+from tests.helpers import write_lines
 
 
 def run(left, right, *options):
-    return CliRunner().invoke(main, [str(left), str(right), *options])
-
-
-def jsonl(path, items):
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    return path
+    return call("paired", left, right, *options)
 
 
 def test_published_rows_give_the_published_numbers(published, tmp_path):
@@ -58,10 +53,8 @@ def test_unequal_ids_name_some_of_the_missing():
 
 
 def test_jsonl_against_csv_with_every_spelling(tmp_path):
-    left = jsonl(
-        tmp_path / "l.jsonl",
-        [{"doc": {"id": i}, "acc": label} for i, label in enumerate([True, 1, 1.0, "true", False, 0, 0.0, "0"])],
-    )
+    labels = [True, 1, 1.0, "true", False, 0, 0.0, "0"]
+    left = write_lines(tmp_path / "l.jsonl", *({"doc": {"id": i}, "acc": label} for i, label in enumerate(labels)))
     right = tmp_path / "r.CSV"
     cells = ["1", "TRUE", "0", "False", "0.0", "1", "1.0", "true"]
     right.write_bytes(
@@ -73,8 +66,8 @@ def test_jsonl_against_csv_with_every_spelling(tmp_path):
 
 
 def test_lines_say_each_number(tmp_path):
-    left = jsonl(tmp_path / "l.jsonl", [{"id": f"q{i}", "correct": i < 3} for i in range(5)])
-    right = jsonl(tmp_path / "r.jsonl", [{"id": f"q{i}", "correct": i in (1, 2, 3, 4)} for i in range(5)])
+    left = write_lines(tmp_path / "l.jsonl", *({"id": f"q{i}", "correct": i < 3} for i in range(5)))
+    right = write_lines(tmp_path / "r.jsonl", *({"id": f"q{i}", "correct": i >= 1} for i in range(5)))
     result = run(left, right)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -87,8 +80,10 @@ def test_lines_say_each_number(tmp_path):
 
 
 def test_ids_that_cannot_be_printed_are_escaped(tmp_path):
-    left = jsonl(tmp_path / "l.jsonl", [{"id": "\ud800", "correct": 1}, {"id": "a\nb", "correct": 1}])
-    right = jsonl(tmp_path / "r.jsonl", [{"id": "\ud800", "correct": 0}, {"id": "a\nb", "correct": 0}])
+    left, right = (
+        write_lines(tmp_path / f"{label}.jsonl", *({"id": id, "correct": label} for id in ("\ud800", "a\nb")))
+        for label in (1, 0)
+    )
     result = run(left, right)
     assert result.exit_code == 0 and "'\\ud800'" in result.stdout and "'a\\nb'" in result.stdout
 
@@ -96,8 +91,8 @@ def test_ids_that_cannot_be_printed_are_escaped(tmp_path):
 def test_without_an_interval_the_command_says_why(tmp_path):
     equal = [{"id": str(i), "correct": True} for i in range(4)]
     other = [*equal[:3], {"id": "3", "correct": False}]
-    left, right = jsonl(tmp_path / "left.jsonl", equal), jsonl(tmp_path / "right.jsonl", other)
-    one = jsonl(tmp_path / "one.jsonl", equal[:1])
+    left, right = write_lines(tmp_path / "left.jsonl", *equal), write_lines(tmp_path / "right.jsonl", *other)
+    one = write_lines(tmp_path / "one.jsonl", *equal[:1])
     assert "+0.00 points, no interval: every row has the same difference" in run(left, left).stdout
     assert "-25.00 points, bootstrap 95 % [-" in run(left, right).stdout
     assert "no interval: fewer than two rows" in run(one, one).stdout
@@ -132,6 +127,4 @@ def test_bad_files_exit_2_in_one_line(tmp_path, content, says):
     bad = tmp_path / ("bad.csv" if content and content.startswith("csv: ") else "bad.jsonl")
     if content is not None:
         bad.write_text(content.removeprefix("csv: "))
-    result = run(bad, jsonl(tmp_path / "good.jsonl", [{"id": "q", "correct": True}]))
-    assert result.exit_code == 2 and says in result.stderr and result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1 and result.stdout == ""
+    one_line(run(bad, write_lines(tmp_path / "good.jsonl", {"id": "q", "correct": True})), says)

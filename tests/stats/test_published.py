@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from click.testing import CliRunner
 
-from experiments.published.__main__ import main
 from stats.errors import StatsInputError
 from stats.published.claims import MISSING, recompute, recomputed
 from stats.published.selection import rederive_panels
+from tests.experiments.runs import call, one_line
+from tests.helpers import read_json
 from tests.stats.synthetic import ROWS, SIZES
 
 
@@ -106,7 +106,7 @@ def test_precisions_and_panels_are_counted_cell_by_cell(release):
 def test_a_claim_of_another_value_type_or_place_differs(release):
     assert differing(release) == []
     path = release / "paper_claims.json"
-    claims = json.loads(path.read_text())
+    claims = read_json(path)
     claims["stock_qwen_diagnostic"]["rows"] = 5.0
     claims["transplant_later"]["extra"] = 1
     del claims["transplant_later"]["baseline_exact_rows"]
@@ -174,14 +174,11 @@ def test_unusable_files_are_bad_input(release, file, content):
         (release / file).unlink()
     else:
         (release / file).write_bytes(content)
-    result = CliRunner().invoke(main, [str(release)])
-    assert result.exit_code == 2
-    assert result.stdout == "" and result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ") and Path(file).name in result.stderr
+    one_line(call("published", release), Path(file).name)
 
 
 def test_command_prints_each_claim_and_its_verdict(release):
-    result = CliRunner().invoke(main, [str(release)])
+    result = call("published", release)
     assert result.exit_code == 0
     total = len(claims_of(release))
     assert sum(line.startswith("equal ") for line in result.stdout.splitlines()) == total
@@ -190,11 +187,11 @@ def test_command_prints_each_claim_and_its_verdict(release):
 
 def test_command_exits_3_on_a_mismatch(release):
     edit(release / "paper_claims.json", '"pair_replica_token_exact_rows": 5', '"pair_replica_token_exact_rows": 4')
-    result = CliRunner().invoke(main, [str(release), "--quiet"])
+    result = call("published", release, "--quiet")
     assert result.exit_code == 3
     lines = [line for line in result.stdout.splitlines() if line.startswith(("equal", "DIFFERS"))]
     assert lines == ["DIFFERS  " + lines[0][9:]] and "published 4  recomputed 5" in lines[0]
-    as_json = CliRunner().invoke(main, [str(release), "--json"])
+    as_json = call("published", release, "--json")
     assert as_json.exit_code == 3
     wrong = [claim for claim in json.loads(as_json.stdout)["claims"] if not claim["equal"]]
     assert [claim["claim"] for claim in wrong] == ["stock_qwen_diagnostic.pair_replica_token_exact_rows"]
@@ -203,5 +200,5 @@ def test_command_exits_3_on_a_mismatch(release):
 def test_command_exits_3_on_another_selection(release):
     edit(release / "data" / "live_teacher_bridge.csv", ",1,", ",7,")
     edit(release / "data" / "live_teacher_bridge.csv", ",2,", ",1,")
-    result = CliRunner().invoke(main, [str(release)])
+    result = call("published", release)
     assert result.exit_code == 3 and "panel bridge: lengths DIFFER" in result.stdout

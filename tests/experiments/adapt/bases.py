@@ -5,22 +5,17 @@ import shutil
 from pathlib import Path
 
 import torch
-from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
-from experiments.adapt import __main__ as adapt
+from tests.experiments.runs import call
 from tests.tiny import CHAT, CONFIG, random_weights, split_into_shards, write_tokenizer
 
 CAPS = ("--branch-cap", 6, "--merge-cap", 6, "--answer-cap", 4)
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(adapt.main, [str(a) for a in arguments])
-
-
 def adapted(base: Path, out: Path, *more: object) -> Path:
-    result = run("--base", base, "--out", out, *CAPS, *more)
+    result = call("adapt", "--base", base, "--out", out, *CAPS, *more)
     assert result.exit_code == 0, result.output
     return out
 

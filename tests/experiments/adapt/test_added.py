@@ -12,7 +12,8 @@ from decode.contract import CLOSE, OPEN
 from minimodel import load_model
 from minimodel.bits import bits, same_bits
 from tests.conftest import numeric
-from tests.experiments.adapt.bases import EMBED, HEAD, adapted, run, write_base
+from tests.experiments.adapt.bases import EMBED, HEAD, adapted, write_base
+from tests.experiments.runs import call, one_line
 from tests.helpers import edit_json, refused
 
 
@@ -96,15 +97,13 @@ def test_role_tables_that_do_not_fit_are_refused(tmp_path):
     ]
     for content in (*bad, Hostile(tmp_path / "touched")):
         torch.save(content, path)
-        result = run("--base", base, "--out", tmp_path / "out", "--role-table", path)
-        assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
+        one_line(call("adapt", "--base", base, "--out", tmp_path / "out", "--role-table", path))
     for raw in (b"", b"PK\x03\x04 no zip", b"\x80\x02."):
         path.write_bytes(raw)
-        assert run("--base", base, "--out", tmp_path / "out", "--role-table", path).exit_code == 2
+        one_line(call("adapt", "--base", base, "--out", tmp_path / "out", "--role-table", path))
     save_file({"a": good, "b": good.clone()}, tmp_path / "two.safetensors")
     for other, part in (("two.safetensors", "tensors: expected one, found"), (".", "found a directory")):
-        result = run("--base", base, "--out", tmp_path / "out", "--role-table", tmp_path / other)
-        assert result.exit_code == 2 and part in result.stderr, result.output
+        one_line(call("adapt", "--base", base, "--out", tmp_path / "out", "--role-table", tmp_path / other), part)
     assert not (tmp_path / "touched").exists() and not list(tmp_path.glob("out*"))
 
 

@@ -1,7 +1,6 @@
 """Weights are copied as bytes: every row stands where it should, and memory holds a buffer."""
 
 import hashlib
-import resource
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from experiments.adapt.stream import Planned, plan_bytes, with_rows, write_stream
 from minimodel.bits import same_bits
 from minimodel.safetensors_file import table_of_contents
+from tests.faults.forked import in_child, limit_memory
 
 
 @settings(max_examples=12)
@@ -37,7 +37,15 @@ def test_copying_holds_a_buffer_and_not_the_weights(tmp_path):
     size = 1 << 30
     with open(tmp_path / "raw", "wb") as file:
         file.truncate(size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    write_stream(tmp_path / "big.safetensors", {"t": Planned("BF16", (size // 2,), ((tmp_path / "raw", 0, size),))})
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
+    plan = {"t": Planned("BF16", (size // 2,), ((tmp_path / "raw", 0, size),))}
+
+    def body():
+        limit_memory(64 << 20)
+        write_stream(tmp_path / "big.safetensors", plan)
+        with pytest.raises(MemoryError):
+            (tmp_path / "raw").read_bytes()  # the control
+        return 0
+
+    ended = in_child(body, tmp_path)
+    assert ended.code == 0, ended
     assert table_of_contents(tmp_path / "big.safetensors")["t"].shape == (size // 2,)

@@ -10,21 +10,21 @@ from experiments.run.tasks import load_tasks
 from minimodel import load_model
 from tests.conftest import numeric
 from tests.experiments.crosscheck.recordings import record
-from tests.experiments.crosschecks import checked
+from tests.experiments.runs import crosscheck
 
 
 def test_another_attention_kernel(genuine, tiny_directory, tmp_path, state):
     other = numeric("bf16", attention="eager")
     model = load_model(tiny_directory, other)
     files = record(tmp_path, model, state, state, "incremental", Provenance.here(tiny_directory, other))
-    report = checked(genuine["incremental trace"], files["incremental trace"], "--checkpoint", tiny_directory)
+    report = crosscheck(genuine["incremental trace"], files["incremental trace"], "--checkpoint", tiny_directory)
     (finding,) = report["findings"]["r"]
     assert finding["first"]["tensor"] == "self_attn.attention" and finding["first"]["head"] is not None
     assert "repeat_kv" in finding["kernels"]["A"] and "eager" not in finding["kernels"]["A"]
     assert "eager" in finding["kernels"]["B"] and "repeat_kv" not in finding["kernels"]["B"]
     assert any("attention" in line and "repeat_kv" in line and "eager" in line for line in report["environment"])
     # from the boundaries alone, reruns find the very step that the traces show
-    report = checked(genuine["incremental boundary"], files["incremental boundary"], "--checkpoint", tiny_directory)
+    report = crosscheck(genuine["incremental boundary"], files["incremental boundary"], "--checkpoint", tiny_directory)
     assert report["findings"]["r"][0]["first"] == finding["first"]
     assert "incremental: B is equal under eager of ours" in report["findings"]["r"][0]["lines"]
 
@@ -41,5 +41,5 @@ def test_packed_heads_on_the_demo_are_named_as_the_cause(tmp_path):
         built[-1].save(files[-1], Provenance.here(directory, model.numeric), "r")
     if built[0].cache.equals(built[1].cache):
         pytest.skip("repeat_kv and packed_gqa have the same bits on this CPU")
-    (finding,) = checked(*files, "--checkpoint", directory)["findings"]["r"]
+    (finding,) = crosscheck(*files, "--checkpoint", directory)["findings"]["r"]
     assert finding["kernels"] == {"A": ["repeat_kv"], "B": ["packed_gqa"]}

@@ -6,14 +6,14 @@ import pytest
 
 from cache import build_prefill
 from tests.experiments.crosscheck.recordings import BUILD, record
-from tests.experiments.crosschecks import run
+from tests.experiments.runs import call, one_line
 
 
 @pytest.mark.parametrize("construction", list(BUILD))
 @pytest.mark.parametrize("kind", ["boundary", "trace"])
 def test_two_computations_of_one_thing_are_equal(genuine, tmp_path, bf16, state, provenance, construction, kind):
     again = record(tmp_path, bf16, state, state, construction, provenance)
-    result = run(genuine[f"{construction} {kind}"], again[f"{construction} {kind}"])
+    result = call("crosscheck", genuine[f"{construction} {kind}"], again[f"{construction} {kind}"])
     assert result.exit_code == 0 and result.output.splitlines()[-1].startswith("equal: "), result.output
     assert again[f"{construction} {kind}"].read_bytes() == genuine[f"{construction} {kind}"].read_bytes()
 
@@ -31,12 +31,10 @@ def test_what_is_not_comparable_is_refused(genuine, bf16, tmp_path, state, prove
         other = replace(state.contract, caps=(None, 9, 9, 9, 12, 6))
         boundary = replace(boundary, state=replace(state, contract=other))
     boundary.save(tmp_path / "b.safetensors", provenance)
-    result = run(genuine["prefill boundary"], tmp_path / "b.safetensors")
-    assert result.exit_code == 2 and key in result.stderr and result.stderr.count("\n") == 1
+    one_line(call("crosscheck", genuine["prefill boundary"], tmp_path / "b.safetensors"), key)
 
 
 def test_bad_arguments_are_one_line(genuine, tmp_path):
     boundary, trace = genuine["prefill boundary"], genuine["prefill trace"]
     for arguments in ([boundary, tmp_path], [boundary, trace], [tmp_path, tmp_path], [boundary, tmp_path / "none"]):
-        result = run(*arguments)
-        assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
+        one_line(call("crosscheck", *arguments))

@@ -11,7 +11,7 @@ from minimodel.bits import bits
 from minimodel.roles import BRANCH_1, BRANCH_3, VISIBILITY
 from tests.conftest import numeric
 from tests.experiments.crosscheck.recordings import BUILD, record
-from tests.experiments.crosschecks import checked
+from tests.experiments.runs import crosscheck
 from tests.helpers import edit_json, edit_tensors
 
 both_constructions = pytest.mark.parametrize("construction", list(BUILD))
@@ -46,7 +46,7 @@ def findings(genuine, tiny_directory, bf16, tmp_path, state, provenance):
             )
         files = record(tmp_path, model, own, state, construction, provenance)
         names = (f"{construction} trace", f"{construction} boundary")
-        return [checked(genuine[name], files[name])["findings"]["r"][0] for name in names]
+        return [crosscheck(genuine[name], files[name])["findings"]["r"][0] for name in names]
 
     return found
 

@@ -11,14 +11,14 @@ from experiments.run.saving import SCHEMA as TRACE
 from experiments.run.saving import Trace, require_room, slot_bytes
 from minimodel.bits import bits
 from tests.experiments.crosscheck.recordings import BUILD
-from tests.experiments.crosschecks import checked, run
+from tests.experiments.runs import call, crosscheck
 from tests.helpers import refused
 
 FILES = ("boundary", "trace")
 
 
 def test_live_and_prefill_traces_have_the_same_names_and_can_be_compared(genuine):
-    report = checked(genuine["incremental trace"], genuine["prefill trace"])
+    report = crosscheck(genuine["incremental trace"], genuine["prefill trace"])
     (finding,) = report["findings"]["r"]
     assert finding["construction"] == "incremental against prefill"
     assert finding["first"]["tensor"] == "self_attn.attention"
@@ -34,7 +34,7 @@ def test_a_trace_of_the_last_slots_is_compared_where_both_have_them(
     kept = open_tensors(tmp_path / "last.safetensors", TRACE)
     assert kept.names == open_tensors(whole, TRACE).names
     assert kept.tensor("embed").shape[1] == 5 and kept.tensor("layers.0.self_attn.k_rotary").shape[2] == 5
-    assert run(whole, tmp_path / "last.safetensors").exit_code == 0
+    assert call("crosscheck", whole, tmp_path / "last.safetensors").exit_code == 0
     other = load_file(whole)["layers.1.mlp.product"][:, -5:]
     assert torch.equal(bits(kept.tensor("layers.1.mlp.product")), bits(other.contiguous()))
 

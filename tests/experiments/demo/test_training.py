@@ -2,18 +2,18 @@
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch.nn import Parameter
 
 from experiments.demo.corpus import collate, train_tokenizer, training_pool
 from experiments.demo.model import ROLE_EMBEDDING, config_json, initial_weights, loss_sum
-from experiments.demo.train import DECAY_FROM, PRIMARY_AT, WARMUP, Optimizer, Plan, main, rate, train
+from experiments.demo.train import DECAY_FROM, PRIMARY_AT, WARMUP, Optimizer, Plan, rate, train
 from minimodel.checkpoint import open_checkpoint
 from minimodel.config_file import read_config
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError
 from tests.conftest import numeric
+from tests.experiments.runs import call
 
 PLAN = Plan(seed=1, steps=20, batch_size=1)
 
@@ -90,4 +90,4 @@ def test_a_run_in_two_parts_ends_with_the_bits_of_a_run_in_one(tmp_path):
 
 @pytest.mark.parametrize("arguments", [[], ["--out", "x", "--steps", "3"], ["--out", "x", "--batch", "0"]])
 def test_bad_usage_exits_with_2(arguments):
-    assert CliRunner().invoke(main, arguments).exit_code == 2
+    assert call("demo.train", *arguments).exit_code == 2

@@ -1,7 +1,6 @@
 """Charts and drawings: in the page's colours, the same bytes whatever matplotlib is set to, left out without it."""
 
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -14,7 +13,7 @@ from experiments.report.figures import accuracy_figure
 from experiments.report.page import write_report
 from experiments.report.runs import Pair, Run
 from stats.endpoints import compare_labels
-from tests.experiments.commands import environment
+from tests.experiments.commands import python
 from tests.experiments.report.page import Page
 from tests.experiments.runs import call
 
@@ -53,11 +52,6 @@ def texts(svg):
     return [element.text for element in ElementTree.fromstring(standalone(svg)).iter(f"{SVG}text")]
 
 
-def python(script, cwd, **settings):
-    command, settings = [sys.executable, "-c", script], environment(**settings)
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=300)
-
-
 @pytest.mark.parametrize("kind", CHARTS)
 def test_a_chart_has_the_pages_colours_and_a_mark_per_number_whatever_the_process_has_set(kind, monkeypatch):
     figure, marks = CHARTS[kind]
@@ -74,9 +68,9 @@ def test_a_chart_has_the_pages_colours_and_a_mark_per_number_whatever_the_proces
 def test_a_users_settings_change_no_byte(tmp_path):
     (tmp_path / "rc").write_text("text.usetex: True\nxtick.labelsize: 30\n")
     show, broken = "import matplotlib; print(matplotlib.rcParams['xtick.labelsize'])", {"MPLBACKEND": "no backend"}
-    controls = [python(show, tmp_path, MATPLOTLIBRC="rc"), python(show, tmp_path, **broken)]
+    controls = [python("-c", show, cwd=tmp_path, **more) for more in ({"MATPLOTLIBRC": "rc"}, broken)]
     assert controls[0].stdout == "30.0\n" and controls[1].returncode, "the settings do not reach matplotlib at all"
-    done = python(ONE, tmp_path, MATPLOTLIBRC="rc", **broken)
+    done = python("-c", ONE, cwd=tmp_path, MATPLOTLIBRC="rc", **broken)
     data, curve = Table("numbers", [], []), [("a", [(0, 0.0), (1, 0.02)])]
     assert done.stdout == f"{lines('one', '', data, curve, ('x', 'y'), 'exact').svg}\n", done.stderr
     assert "<svg" in done.stdout
@@ -124,7 +118,7 @@ def test_a_broken_matplotlib_is_one_line(tmp_path):
     (tmp_path / "matplotlib").mkdir()
     (tmp_path / "matplotlib/__init__.py").write_text("raise RuntimeError('wrong\\nABI')")
     script = "import sys; sys.path.insert(0, '.')\nfrom experiments.report.charts import missing; print(missing())"
-    done = python(script + ONE, tmp_path)
+    done = python("-c", script + ONE, cwd=tmp_path)
     assert done.stdout == "matplotlib cannot be loaded: RuntimeError: wrong ABI\n\n" and not done.stderr, done.stderr
 
 

@@ -1,16 +1,16 @@
 """The real launcher: torchrun, and `experiments.launch`, which ends with the ranks' own exit code."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.experiments.commands import command, environment
 from tests.experiments.run.jobs import require_same
+from tests.experiments.runs import manifest_of
+from tests.helpers import wait_until
 
 LAUNCH, TORCHRUN = "experiments.launch", "torch.distributed.run"
 
@@ -25,15 +25,8 @@ def launched(launcher, size, *arguments, cwd):
 
 def ended(process):
     """The exit code, stdout and stderr of a launcher that ends by itself."""
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=600)
     return process.returncode, stdout, stderr
-
-
-def wait_for(condition, process):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline and process.poll() is None, process.communicate()
-        time.sleep(0.05)
 
 
 def test_torchrun_writes_the_bytes_of_one_process_and_leaves_the_thread_count_alone(small, tmp_path):
@@ -46,7 +39,7 @@ def test_torchrun_writes_the_bytes_of_one_process_and_leaves_the_thread_count_al
     assert "Setting OMP_NUM_THREADS" in stderr, "the control: the launcher did set it"
     assert stdout.splitlines()[-1] == f"run: {tmp_path / 'run'}" and stdout.count("gates all passed") == 1
     require_same(tmp_path / "run", tmp_path / "alone")
-    assert json.loads((tmp_path / "run/manifest.json").read_text())["numeric"][0]["threads"] == 2
+    assert manifest_of(tmp_path / "run")["numeric"][0]["threads"] == 2
 
 
 FAULTY = """
@@ -92,7 +85,7 @@ def test_a_rank_killed_or_a_job_interrupted_goes_on_with_other_ranks(small, tmp_
     act = """open(f"waiting-{os.environ['RANK']}", "w").write(str(os.getpid())); signal.pause()"""
     script.write_text(STOPPING.format(rows=1, condition=True, act=act))
     process = launched(LAUNCH, 3, script, *arguments, cwd=tmp_path)
-    wait_for(lambda: len(list(tmp_path.glob("waiting-*"))) == 3, process)
+    wait_until(lambda: len(list(tmp_path.glob("waiting-*"))) == 3, lambda: process.poll() is None)
     os.kill(int((tmp_path / "waiting-1").read_text()) if number == signal.SIGKILL else process.pid, number)
     code, _, stderr = ended(process)
     assert code == (137 if number == signal.SIGKILL else 130), stderr
@@ -123,7 +116,7 @@ def test_a_job_restarted_by_torchrun_goes_on_where_it_stopped(small, tmp_path, r
 def test_the_resuming_command_keeps_the_launchers_options(small, tmp_path):
     arguments = ["--max-restarts=0", "-m", "experiments.matrix", *small.arguments(tmp_path / "run", "--fresh")]
     process = launched(LAUNCH, 2, *arguments, cwd=tmp_path)
-    wait_for((tmp_path / "run/manifest.json").exists, process)
+    wait_until((tmp_path / "run/manifest.json").exists, lambda: process.poll() is None)
     process.send_signal(signal.SIGINT)
     code, _, stderr = ended(process)
     assert code == 130, stderr

@@ -20,7 +20,7 @@ from experiments.run.ledger import lock, seal
 from experiments.run.loop import CACHES, batch_size, free_bytes
 from tests.experiments.run.conftest import ROWS
 from tests.experiments.run.jobs import die_at, forbid, require_same, run_job, sharded, stop_at_row, there
-from tests.experiments.runs import call, command_module, inputs, ledger, run
+from tests.experiments.runs import call, command_module, inputs, ledger, manifest_of, run, summary_of
 from tests.faults.forked import CRASHED
 from tests.faults.test_disk import limit_file_size, one_error
 from tests.helpers import refused
@@ -39,7 +39,7 @@ def test_a_matrix_writes_one_ledger_whatever_the_number(study, tmp_path, size):
     run(study, "matrix", tmp_path / "run", *BF16, "--batch-size", size)
     for name in ("rows.jsonl", "summary.json", "report.md"):
         assert (tmp_path / "run" / name).read_bytes() == (study / "runs/matrix-bf16" / name).read_bytes(), name
-    said = json.loads((tmp_path / "run/manifest.json").read_text())["information"]["batch"]
+    said = manifest_of(tmp_path / "run")["information"]["batch"]
     assert next(iter(said.values())).startswith(f"{size} row")
     timing = [json.loads(line) for line in (tmp_path / "run/timing.jsonl").read_text().splitlines()]
     assert [entry["row"] for entry in timing] == [row["row"] for row in ledger(tmp_path / "run")]
@@ -52,7 +52,7 @@ def test_the_number_is_said_on_stderr_and_kept_beside_what_decides_bits(study, t
     done = call("matrix", *given, cwd=study)
     why = "3 rows at a time: the o map, 8 rows of the batch: other bits than alone"
     assert done.exit_code == 0 and why in done.stderr.splitlines()
-    assert json.loads((tmp_path / "run/manifest.json").read_text())["information"]["batch"] == {"all rows": why}
+    assert manifest_of(tmp_path / "run")["information"]["batch"] == {"all rows": why}
     again = call("matrix", *given, "--batch-size", 2, cwd=study)
     assert again.exit_code == 0, "another number resumes the same run"
 
@@ -128,7 +128,7 @@ def test_ranks_write_the_bytes_of_one_process_and_rank_0_alone_speaks(small, alo
     assert job.stdout[0].startswith("matrix bf16: 9 rows, gates all passed") and f"on {size} ranks" in job.stderr[0]
     assert job.stdout[1:] == job.stderr[1:] == [""] * (size - 1)
     timing = [json.loads(line) for line in (out / "timing.jsonl").read_text().splitlines()]
-    order = json.loads((out / "manifest.json").read_text())["row_order"]
+    order = manifest_of(out)["row_order"]
     # two phases, the preflight's two rows and the other seven, each dealt from rank 0 on
     ranks = [*(i % size for i in range(2)), *(i % size for i in range(7))]
     assert [(t["row"], t["rank"], t["world_size"]) for t in timing] == [(row, r, size) for row, r in zip(order, ranks)]
@@ -331,7 +331,7 @@ def test_a_gate_that_fails_on_one_rank_ends_the_job_with_code_3(small, alone, tm
     job = sharded(small, out, 2, before=lambda rank: broken_gate(rank, 1, after=1))
     assert job.code == job.codes[0] == 3 and job.errors() == []
     assert job.stdout[0].count("FAILED on 3 rows") == 1 and job.stdout[1] == ""
-    assert json.loads((out / "summary.json").read_text())["failed_rows"] == ["t003", "t005", "t007"]
+    assert summary_of(out)["failed_rows"] == ["t003", "t005", "t007"]
 
 
 @pytest.mark.parametrize("where", [0, 1])
