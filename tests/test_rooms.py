@@ -1,4 +1,4 @@
-"""Who may import whom: read from the source of every module, and checked by importing them."""
+"""Who may import whom, and who is tested: read from the source of every module, and checked by importing them."""
 
 import ast
 import re
@@ -117,6 +117,25 @@ def test_nothing_imports_a_command():
     # the control: a test that imports one
     name = "tests.experiments.test_bridge"
     assert graph({**PRODUCT, name: modules("tests")[name]})[name] & commands
+
+
+def untested(tests):
+    """Modules that no test imports, and whose command none calls by its name, nor has a folder of tests."""
+    edges = graph({**PRODUCT, **tests})
+    used = {name for test in tests for name in edges[test]}
+    named = set(re.findall(r'[".](\w+)"', "".join(SOURCES[test] for test in tests)))
+    named |= {part for test in tests for part in test.split(".")[:-1]}
+    places = {name: {*name.split(".")[1:]} - {"run"} for name in PRODUCT if name not in used}
+    return {name for name, place in places.items() if place and not place & named}
+
+
+def test_a_module_is_imported_by_a_test_or_belongs_to_a_command_or_folder_that_has_tests():
+    """The rule in place of a test file per module."""
+    tests = modules("tests")
+    assert untested(tests) == set()
+    readers = [name for name in tests if "safetensors_file" in SOURCES[name]]
+    others = {name: path for name, path in tests.items() if name not in readers}
+    assert len(readers) > 2 and untested(others) == {"minimodel.safetensors_file"}, "the control"
 
 
 def stem(name):

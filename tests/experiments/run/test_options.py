@@ -8,7 +8,7 @@ import pytest
 from experiments.run import options
 from experiments.run.options import NO_ROWS, ROOT, code_sha256, deciding_files, git_state
 from minimodel.machine import machine_record
-from tests.experiments.commands import command, write_tasks
+from tests.experiments.commands import write_tasks
 from tests.experiments.runs import call, one_line
 from tests.test_rooms import PRODUCT, graph
 
@@ -46,14 +46,6 @@ def test_a_resume_under_another_variable_is_refused_by_name(name, place, tiny_di
 def test_a_resume_on_another_machine_is_refused_by_name(name, place, tiny_directory, monkeypatch):
     monkeypatch.setattr(options, "machine_record", lambda: {**machine_record(), name: "another"})
     assert f'environment.{name}: expected "another", found' in one_line(resume(place, tiny_directory))
-
-
-def test_a_limit_on_threads_ends_the_command_before_it_writes(tmp_path, tiny_directory):
-    write_tasks(tmp_path / "tasks.jsonl", 1)
-    arguments = ["--dtype", "bf16", "--threads", "2", "--checkpoint", tiny_directory, "--tasks", "tasks.jsonl"]
-    done = command("experiments.matrix", *arguments, "--out", "run", cwd=tmp_path, OMP_THREAD_LIMIT="1")
-    assert done.returncode == 2 and done.stderr.startswith("error: threads: expected 2 in a parallel region, found 1")
-    assert "OMP_THREAD_LIMIT=1" in done.stderr and not (tmp_path / "run").exists()
 
 
 def test_the_codes_digest_covers_rows_and_verdicts_and_not_the_style_sheet(tmp_path, monkeypatch):

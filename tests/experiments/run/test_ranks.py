@@ -56,15 +56,15 @@ def test_what_an_attempt_has_said_does_not_reach_the_next(monkeypatch, store):
 
 
 def test_a_store_that_no_process_holds_is_one_line(monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    joined_as(monkeypatch, port)
-    with refused(f"torchrun: expected its store at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port}", "Connection refused"):
-        current()
-    monkeypatch.delenv("MASTER_ADDR")
-    with refused(f"torchrun: expected its store at MASTER_ADDR:MASTER_PORT :{port}"):
-        current()
+    with socket.socket() as silent:  # bound, so that no other process takes the port, and never listening
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        joined_as(monkeypatch, port)
+        with refused(f"torchrun: expected its store at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port}", "Connection refused"):
+            current()
+        monkeypatch.delenv("MASTER_ADDR")
+        with refused(f"torchrun: expected its store at MASTER_ADDR:MASTER_PORT :{port}"):
+            current()
 
 
 def test_the_launchers_own_options_are_kept():
