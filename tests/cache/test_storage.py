@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from cache import Boundary, transplant
+from cache.digest import tensor_sha256
 from cache.isolation import disjoint
 from cache.storage import HEADER, Provenance, open_tensors
 from decode import greedy_suffix
@@ -88,6 +89,12 @@ def test_another_checkpoint_contract_or_numeric_contract_is_refused(saved, prove
         load(path, numeric={**provenance.numeric, "attention": "eager"})
 
 
+def cut(tensors, name):
+    """Takes a slot out of a tensor, or a copy where it has none, and returns the digest of what is left."""
+    tensors[name] = (tensors[name][:, :, 1:] if tensors[name].ndim > 2 else tensors[name][1:]).contiguous()
+    return tensor_sha256(tensors[name])
+
+
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
@@ -99,6 +106,9 @@ def test_another_checkpoint_contract_or_numeric_contract_is_refused(saved, prove
         (lambda header, tensors: (header["tensors"].pop("logits"), tensors.pop("logits")), ("tensors",)),
         (lambda header, tensors: header["tensors"].pop("logits"), ("'logits'", "one side only")),
         (lambda _, tensors: flip_bit(tensors["layers.2.value"], (0, 0, 0, 0)), ("layers.2.value",)),
+        (lambda _, tensors: cut(tensors, "layers.0.key"), ("shape of layers.0.key", "[B, H_kv, ")),
+        (lambda _, tensors: tensors.update(logits=tensors["logits"].to(torch.int64)), ("dtype of logits", "I64")),
+        (lambda head, tensors: head["tensors"].update(logits=cut(tensors, "logits")), ("shape of logits", "[2, V]")),
     ],
 )
 def test_headers_that_do_not_fit_are_refused(saved, load, change, parts):

@@ -70,6 +70,7 @@ def test_given_caps_replace_only_themselves_and_delimiters_may_have_other_names(
         ({"ineligible_ids": [True]}, ("ineligible_ids", "True")),
         ({"ineligible_ids": [288]}, ("ineligible_ids", "288")),
         ({"ineligible_ids": "all"}, ("ineligible_ids", "all")),
+        ({"ineligible_ids": [*range(269)]}, ("at least one ordinary token", "none")),
         ({"role_offset": "8"}, ("role_offset", "'8'")),
         ({"visibility": [[1] * 6]}, ("visibility", "six rows")),
     ],

@@ -207,9 +207,14 @@ def test_another_checkpoints_role_rules_are_refused(three, tmp_path):
 
 
 def test_a_context_beyond_the_models_limit_is_refused(tmp_path, bf16):
-    directory = write_checkpoint(tmp_path / "short", config={"max_position_embeddings": 80})
+    directory = write_checkpoint(tmp_path / "short", config={"max_position_embeddings": 60})
     model, contract = load_model(directory, numeric("bf16")), Contract.load(directory)
-    with refused("max_position_embeddings", "80"):
-        build_live(model, State.prompt(contract, TASK["question"], TASK["choices"]))
+    prompt = State.prompt(contract, TASK["question"], TASK["choices"])
+    with refused("max_position_embeddings", "60"):
+        build_live(model, prompt)
+    branches = [token for i in (1, 2, 3) for token in (contract.open_ids[i], 7, contract.close_ids[i])]
+    state = State.from_tokens(contract, [*prompt.tokens, *branches, contract.open_ids[4]])
+    with refused(f"context: expected at most max_position_embeddings 60 tokens, found {len(state)}"):
+        build_prefill(model, state)
     with refused("max_position_embeddings", "1024", "1025"):
         Stepper(bf16, KVCache.for_model(bf16, 2, 4), 2, 1025)

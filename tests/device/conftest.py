@@ -17,10 +17,10 @@ from experiments.run.tasks import load_tasks
 from minimodel.numerics import NumericContract
 from tests import THREADS
 from tests.experiments.commands import write_tasks
+from tests.experiments.runs import CAPS, CONFIG, SEED
 from tests.tiny import write_checkpoint
 
 NO_GPU = "no CUDA device is present (torch.cuda.is_available() is false)"
-CAPS = {"branch": 4, "merge": 28, "answer": 4}
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,5 @@ def here(request, tmp_path_factory):
             pytest.skip(NO_GPU)
         return UnderTest("cuda", DEMO / "primary", DEMO / "tasks.jsonl", 8, (60, 30, 25, 28, 30, 8))
     root = tmp_path_factory.mktemp("device")
-    config = {"num_hidden_layers": 2}
-    checkpoint = write_checkpoint(root / "tiny", seed=9, config=config, contract={"caps": CAPS})
+    checkpoint = write_checkpoint(root / "tiny", seed=SEED, config=CONFIG, contract={"caps": CAPS})
     return UnderTest("cpu", checkpoint, write_tasks(root / "tasks.jsonl", 2), 2, (9, 6, 7, 5, 8, 4))

@@ -5,9 +5,10 @@ import hashlib
 import pytest
 
 from decode import Contract, State
+from decode.contract import OPEN
 from tests.experiments.adapt.bases import adapted, write_base
 from tests.experiments.runs import call, one_line
-from tests.helpers import edit_json, write_lines
+from tests.helpers import edit_json, read_json, write_lines
 from tests.tiny import TASK
 
 
@@ -20,6 +21,7 @@ def test_the_matrix_runs_on_it_and_blocks_can_close(tmp_path):
 
 
 def test_digests_template_and_typed_delimiters(tmp_path):
+    (tmp_path / "out").mkdir()  # an empty directory may be there
     out = adapted(write_base(tmp_path / "base"), tmp_path / "out", "--template", "Q: {question}|{choices}")
     for line in (out / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split("  ")
@@ -35,12 +37,19 @@ def test_bad_bases_and_options_are_one_line_and_leave_nothing(tmp_path, tiny_dir
     base, out = write_base(tmp_path / "base"), ("--out", tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
+    (tmp_path / "rest.part").mkdir()
+    for name, entry in (("named", {OPEN[4]: 259}), ("beyond", {"zz": 300})):
+        model = read_json(write_base(tmp_path / name, spare=5) / "tokenizer.json")["model"]
+        edit_json(tmp_path / name / "tokenizer.json", model={**model, "vocab": {**model["vocab"], **entry}})
     for part, *arguments in (
         ("adapted checkpoint", "--base", tiny_directory),
         ("found nothing", "--base", tmp_path / "none"),
         ("--open-like", "--base", base, "--open-like", "<|nope|>"),
         ("prompt_template", "--base", base, "--template", "no place"),
         ("empty directory", "--base", base, "--out", tmp_path / "full"),
+        ("rest of an interrupted command", "--base", base, "--out", tmp_path / "rest"),
+        ("no ordinary token of this name, found 259", "--base", tmp_path / "named"),
+        ("below the base's vocab_size 264, found 300", "--base", tmp_path / "beyond"),
         ("found nothing", "--base", base, "--role-table", tmp_path / "none.pt"),
         ("--role-std", "--base", base, "--role-table", tmp_path / "none.pt", "--role-std", 1),
     ):

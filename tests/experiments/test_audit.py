@@ -15,6 +15,7 @@ from tests.experiments.runs import (
     manifest_of,
     one_line,
     open_finished,
+    rename,
 )
 from tests.helpers import edit_json
 
@@ -126,7 +127,9 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     wide = with_numeric(study / MATRIX, tmp_path / "fp64", dtype="fp64")
     torn = shutil.copytree(study / MATRIX, tmp_path / "torn")
     (torn / "rows.jsonl").write_bytes((torn / "rows.jsonl").read_bytes()[:-5])
+    others = altered(study / MATRIX, tmp_path / "others", rename)
     for run, part in (
+        (others, "found none of them"),
         ("nowhere", "expected a run directory, found nothing"),
         (wide, "expected a precision of"),
         (torn, "expected a finished run"),

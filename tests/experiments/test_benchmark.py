@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import decode.batched as batched
 from cache.kv import KVCache
 from decode.contract import Contract
+from decode.independence import Together
 from decode.state import State
-from experiments.benchmark import memory
+from experiments.benchmark import batch, memory
 from experiments.benchmark.__main__ import lengths
 from experiments.benchmark.arms import COLUMNS, Workload, available, floor, open_ours
 from experiments.benchmark.batch import Row, padded, together
@@ -189,11 +190,14 @@ def test_one_flipped_bit_ends_it_with_three(place):
     assert "OTHER BITS" in (place / "flipped" / "report.md").read_text()
 
 
-def test_a_batch_has_the_memory_of_a_fresh_process_per_series(place):
-    few = ("--rows", 1, "--generate", 2, "--columns", "repeat_kv")
+def test_a_batch_has_the_memory_of_a_fresh_process_per_series_and_names_the_sizes_it_cannot_take(place, monkeypatch):
+    monkeypatch.setattr(batch, "together_here", lambda model, most: Together(1, model, "the o map, 4 rows"))
+    few = ("--rows", 2, "--generate", 2, "--columns", "repeat_kv")
     assert bench(place, "fresh", "--only", "batch", *few).exit_code == 0
-    [cells] = document(place, "fresh")["batch"]["series"].values()
-    assert cells["1"]["peak_bytes"] > 50e6
+    found = document(place, "fresh")
+    assert "column repeat_kv: at most 1 rows together, the o map, 4 rows" in found["omitted"]
+    assert list(found["batch"]["series"]["repeat_kv"]) == ["1"]
+    assert found["batch"]["series"]["repeat_kv"]["1"]["peak_bytes"] > 50e6
 
 
 def test_memory_floor_and_limit_stand_in_the_document(place):

@@ -80,8 +80,12 @@ def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_not_a_gat
 
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     tasks = [json.loads(line) for line in (study / "tasks.jsonl").read_text().splitlines()]
-    tasks[1]["question"] += "?"
-    options = [*BF16, *inputs(study, tasks=False), "--tasks", write_lines(tmp_path / "tasks.jsonl", *tasks)]
-    done = call("bridge", *options, "--out", tmp_path / "out", cwd=study)
-    one_line(done, "task t001: expected the prompt that its prefix begins with, found another")
+    other = {**tasks[1], "question": "Another?"}
+    for given, line in (
+        ([tasks[0], other, *tasks[2:]], "task t001: expected the prompt that its prefix begins with, found another"),
+        ([tasks[0], *tasks[2:]], "expected a task for the bank's row t001, found none"),
+    ):
+        path = write_lines(tmp_path / "tasks.jsonl", *given)
+        options = [*BF16, *inputs(study, tasks=False), "--tasks", path, "--out", tmp_path / "out"]
+        one_line(call("bridge", *options, cwd=study), line)
     assert not (tmp_path / "out").exists()

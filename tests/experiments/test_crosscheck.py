@@ -1,23 +1,43 @@
 """Cross-checking two runs: equal rows, rows another kernel explains, one changed value, what cannot be compared."""
 
 import json
+import shutil
 
 import pytest
 
 from tests.experiments.commands import write_tasks
-from tests.experiments.runs import altered, call, crosscheck, ledger, manifest_of, one_line
+from tests.experiments.runs import altered, call, change_at, crosscheck, ledger, manifest_of, one_line, rename
+from tests.helpers import edit_json
+
+SAVED = ("--save-boundaries", "--trace", "t001")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, tiny_directory):
-    """Three runs of the same two rows: plain, with everything saved, and under another kernel."""
-    folder, saved = tmp_path_factory.mktemp("runs"), ("--save-boundaries", "--trace", "t001")
-    given = ["--dtype", "bf16", "--checkpoint", tiny_directory, "--tasks", write_tasks(folder / "tasks.jsonl", 2)]
-    options = {"plain": (), "saved": saved, "eager": (*saved, "--attention", "eager")}
-    for name, more in options.items():
-        done = call("matrix", *given, "--threads", 1, "--quiet", "--out", folder / name, *more)
+def matrix(tmp_path_factory, tiny_directory):
+    """Runs the same two rows into a directory."""
+    tasks = write_tasks(tmp_path_factory.mktemp("tasks") / "tasks.jsonl", 2)
+
+    def matrix(out, *more):
+        files = ["--checkpoint", tiny_directory, "--tasks", tasks, "--out", out]
+        done = call("matrix", "--dtype", "bf16", *files, "--threads", 1, "--quiet", *more)
         assert done.exit_code == 0, done.output
-    return {name: folder / name for name in options}
+        return done
+
+    return matrix
+
+
+@pytest.fixture(scope="module")
+def runs(matrix, tmp_path_factory):
+    """Three runs: plain, with everything saved, and under another kernel."""
+    folder, options = tmp_path_factory.mktemp("runs"), {"plain": (), "saved": SAVED}
+    for name, more in (options | {"eager": (*SAVED, "--attention", "eager")}).items():
+        matrix(folder / name, *more)
+    return {path.name: path for path in folder.iterdir()}
+
+
+def test_rows_kept_from_a_run_without_saved_tensors_are_named(matrix, runs, tmp_path):
+    done = matrix(shutil.copytree(runs["plain"], tmp_path / "run"), *SAVED)
+    assert "boundaries/t000-live.safetensors and 5 more were not written, the rows being kept" in done.stderr
 
 
 def test_saving_changes_no_byte_of_the_ledger(runs):
@@ -30,7 +50,7 @@ def test_saving_changes_no_byte_of_the_ledger(runs):
 
 
 def test_a_run_under_another_kernel_is_explained_row_by_row(runs):
-    report = crosscheck(runs["plain"], runs["eager"], "--explain", 2)
+    report = crosscheck(runs["saved"], runs["eager"], "--explain", 2)
     assert [row["equal"] for row in report["rows"]] == [False, False]
     for findings in report["findings"].values():
         for finding in findings:
@@ -38,6 +58,29 @@ def test_a_run_under_another_kernel_is_explained_row_by_row(runs):
                 assert "repeat_kv" in finding["kernels"]["A"] and "eager" in finding["kernels"]["B"]
                 assert finding["first"]["tensor"] == "self_attn.attention"
     assert any(f["construction"] == "live" for found in report["findings"].values() for f in found)
+
+
+def test_what_cannot_be_computed_again_is_said(runs, tmp_path, stock_directory):
+    def left(checkpoint):
+        copy = shutil.copytree(runs["plain"], tmp_path / checkpoint.name)
+        edit_json(copy / "manifest.json", information={"checkpoint": str(checkpoint)})
+        return copy
+
+    report = crosscheck(runs["plain"], runs["eager"], "--no-rerun")
+    assert any("--save-boundaries --trace ROW" in line for f in report["findings"]["t000"] for line in f["lines"])
+    note = "not computed again: {}: expected the recorded checkpoint, found another config.json"
+    report = crosscheck(left(stock_directory), runs["eager"])
+    assert any(line.startswith(note.format(stock_directory)) for line in report["environment"])
+    gone = left(tmp_path / "gone")
+    report = crosscheck(gone, altered(gone, tmp_path / "other", lambda rows: change_at(rows[0], "index", str)))
+    assert "not computed again: the recorded checkpoint is not here; pass --checkpoint" in report["environment"]
+    for more, line in (
+        (("--checkpoint", stock_directory), "expected the recorded checkpoint, found another config.json"),
+        (("--no-rerun", "--checkpoint", stock_directory), "--no-rerun: expected no --checkpoint beside it"),
+    ):
+        one_line(call("crosscheck", runs["plain"], runs["eager"], *more), line)
+    others = altered(runs["plain"], tmp_path / "others", rename)
+    one_line(call("crosscheck", runs["plain"], others), "expected at least one row of")
 
 
 def test_a_changed_and_a_missing_ledger_value_are_named(runs, tmp_path):
@@ -67,10 +110,14 @@ def test_runs_of_different_things_are_refused(runs, tmp_path, key):
 
 
 def test_live_prefixes_that_part_are_named_at_the_token(runs, tmp_path):
-    def change(rows):
-        rows[0]["prefix"]["tokens"][-4] += 1
+    """The first differing step before it too, where both runs kept the trace."""
 
-    copy = altered(runs["saved"], tmp_path / "copy", change)
-    (row,) = crosscheck(runs["plain"], copy)["findings"].values()
-    length = len(ledger(runs["plain"])[0]["prefix"]["tokens"])
-    assert f"the prefixes part at token {length - 4}: A " in row[0]["lines"][0]
+    def change(rows):
+        rows[1]["prefix"]["tokens"][-4] += 1
+
+    length = len(ledger(runs["plain"])[1]["prefix"]["tokens"])
+    for left, right, step in (("plain", "saved", None), ("saved", "eager", "self_attn.attention")):
+        copy = altered(runs[right], tmp_path / right, change)
+        [found] = crosscheck(runs[left], copy, "--explain", 2)["findings"]["t001"]
+        assert f"the prefixes part at token {length - 4}: A " in found["lines"][0]
+        assert (found["first"] and found["first"]["tensor"]) == step

@@ -1,6 +1,7 @@
 """A run of every experiment: its arms and gates; crosscheck and audit on two: equal, one leaf changed, one row less."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from experiments.run.designs import RetainedLive, SixArms
 from experiments.run.directory import read_finished, read_run
 from experiments.run.ledger import leaves, row_key
 from tests.experiments.runs import altered, call, change_at
+from tests.helpers import refused
 
 KINDS = {
     "matrix": RetainedLive,
@@ -105,5 +107,8 @@ def test_a_row_has_the_contract_of_its_own_cell(every_run):
     assert len({json.dumps(causes.numeric_of(key)) for key in causes.rows}) == len(causes.numeric()) == 4
     fixed = read_run(every_run["fixed_prefix"])
     assert all(fixed.numeric_of(key)["dtype"] == row["dtype"] for key, row in fixed.rows.items())
+    one = replace(fixed, manifest={**fixed.manifest, "numeric": fixed.numeric()[:1]})
+    with refused("manifest.json: numeric: expected one contract of row fp32/t000, found '0 of them'"):
+        one.numeric_of("fp32/t000")
     bridge = read_run(every_run["bridge"])
     assert all(bridge.numeric_of(key) == bridge.numeric()[0] for key in bridge.rows)

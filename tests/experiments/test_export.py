@@ -103,6 +103,13 @@ def test_what_cannot_be_exported_is_refused(runs, tmp_path):
         return message
 
     assert "exported rows: expected each row once" in refused(runs["matrix"], runs["matrix"])
+    joined = tmp_path / "joined"
+    assert call("audit", runs["matrix"], runs["matrix"], "--out", joined).exit_code == 0
+    assert "live arm joined with: expected incremental, found 'live'" in refused(joined)
+    planned = shutil.copytree(runs["matrix"], tmp_path / "planned")
+    edit_json(planned / "manifest.json", plan={})
+    rest = (path for name, path in runs.items() if name != "matrix")
+    assert "export: expected runs of one plan, found 2 of them" in refused(planned, *rest)
     failed = tmp_path / "failed"
     shutil.copytree(runs["matrix"], failed)
     edit_json(failed / "summary.json", passed=False, failed_rows=["t000"])

@@ -18,13 +18,14 @@ from tests.experiments.runs import (
     inputs,
     interrupt,
     ledger,
+    manifest_of,
     one_line,
     open_finished,
     rewrite,
     run,
     summary_of,
 )
-from tests.helpers import refused
+from tests.helpers import edit_json, refused
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +185,16 @@ def test_a_source_that_changed_since_is_another_run(study, finished, tmp_path):
     one_line(done, "panel.bank.ledger_sha256")
 
 
+def with_prefix(study, target, part):
+    """A copy of the matrix run whose first row has another prefix, with the digest of its own tokens."""
+
+    def change(rows):
+        tokens = rows[0]["prefix"]["tokens"][part]
+        rows[0]["prefix"] = {"tokens": tokens, "sha256": token_digest(tokens), "length": len(tokens)}
+
+    return altered(study / "runs/matrix-bf16", target, change)
+
+
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     twice = "dtype: expected one dtype, or two different ones, found 'bf16 bf16'"
     one_line(call("fixed_prefix", *inputs(study, "--dtype", "bf16", "--dtype", "bf16"), cwd=study), twice)
@@ -193,4 +204,16 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     rewrite(unfinished, ledger(unfinished)[:-1])
     line = f"expected a finished run, found {ROWS - 1} of {ROWS} rows; make it with"
     one_line(call("fixed_prefix", *inputs(study, "--source", unfinished), cwd=study), line)
+    failed = shutil.copytree(study / "runs/matrix-bf16", tmp_path / "failed")
+    edit_json(failed / "summary.json", passed=False)
+    [numeric] = manifest_of(failed)["numeric"]
+    fp32 = shutil.copytree(study / "runs/matrix-bf16", tmp_path / "fp32")
+    edit_json(fp32 / "manifest.json", numeric=[{**numeric, "dtype": "fp32"}])
+    for source, line in (
+        (failed, "expected a run whose gates all passed, found failed rows; make it with"),
+        (fp32, "expected a bf16 run, found fp32; make it with"),
+        (with_prefix(study, tmp_path / "one", slice(1, None)), "prefix of row t000: token 0: "),
+        (with_prefix(study, tmp_path / "two", slice(-1)), "expected an end right after merge's opening delimiter"),
+    ):
+        one_line(call("fixed_prefix", *inputs(study, "--source", source), cwd=study), line)
     assert not (tmp_path / "runs").exists()

@@ -9,11 +9,14 @@ from experiments.report.plain import render_text
 from experiments.report.sections import MACHINE_HEADER, machine_blocks, machine_file
 from minimodel import packed
 from minimodel.attention import ATTENTION_KERNELS
+from minimodel.config_file import read_config
 from minimodel.machine import machine_record
 from minimodel.selfcheck import copies_fault
+from tests.conftest import numeric
 from tests.experiments.runs import call, one_line
 from tests.helpers import read_json, refused
 from tests.minimodel.test_selfcheck import altered
+from tests.tiny import CONFIG
 
 DTYPES = ("bf16", "fp32")
 
@@ -79,6 +82,14 @@ def test_row_counts_are_named_or_counted(place):
     for counts, text in (([1, 2, 4], "all 3 tried, to 4"), ([2, 4], "2, 4"), ([], "none")):
         rows = [{**done, **names, "packed_equals_plain_at": counts}]
         assert machine_blocks({**document(place), "rows": rows})[0].rows[0][5] == text
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_row_counts_of_packed_weights_are_those_that_were_tried(dtype: str) -> None:
+    contract, config = numeric(dtype, linear="packed"), read_config(CONFIG)
+    found = machine.packed_counts(config, contract)
+    packs = dtype != "fp32" and not packed.why_not_packed(contract.torch_dtype, contract.torch_device)
+    assert set(found) <= set(machine.ROW_COUNTS) and sorted(found) == found and (packs or not found)
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

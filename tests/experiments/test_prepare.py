@@ -151,13 +151,21 @@ def test_other_field_names(tmp_path):
     names = ["--id", "key", "--question", "text", "--correct", "good", "--incorrect", "bad"]
     assert right(made(tmp_path / "out", path, *names)["k"]) == "g"
     assert "'missing'" in refused(tmp_path / "no", path, "--id", "missing", *names[2:])
+    both = "--correct and --incorrect: expected no --choices or --answer beside them, found one"
+    assert both in refused(tmp_path / "no", path, *names, "--choices", "bad")
+    path = write_lines(tmp_path / "r.jsonl", {"id": "1", "question": "Q", "correct": "g", "incorrect": []})
+    assert "expected a correct and at least one incorrect choice" in refused(tmp_path / "no", path)
 
 
 def test_every_offending_row_is_listed_and_nothing_written(tmp_path):
     good = {"id": "1", "question": "Q", "choices": ["a", "b"], "answer": "A"}
     wrong = {**good, "id": "2", "answer": "E"}, {**good, "id": "3", "choices": ["a", "a"]}, {**good, "id": ""}
+    wrong += {**good, "choices": "ab"}, {**good, "choices": [f"c{n}" for n in range(27)], "answer": "c1"}
+    wrong += ({**good, "question": "\ud800"},)
     line = refused(tmp_path / "out", write_lines(tmp_path / "q.jsonl", good, good, *wrong))
-    assert all(part in line for part in ("4 rows refused", "line 2", "twice", "line 3", "'E'", "line 4", "line 5"))
+    parts = ("7 rows refused", "line 2", "twice", "line 3", "'E'", "line 4", "line 5")
+    parts += ("line 6: choices: expected a list of texts", "line 7: choices: expected at most 26", "a lone surrogate")
+    assert all(part in line for part in parts)
 
 
 @pytest.mark.parametrize("text", ["\ufeff", "a,b\n1", '"open', "[1]\n", "{}\n", "\x00\n"])

@@ -158,3 +158,9 @@ def test_a_checkpoint_under_which_a_token_means_something_else_is_refused(study,
     done = call("replication", *BF16, "--checkpoint", other, "--out", tmp_path / "out", "--quiet", cwd=study)
     one_line(done, "expected tokens and contract as in the run in runs/matrix-bf16", part)
     assert not (tmp_path / "out").exists() and len(ledger(study / "runs/matrix-bf16")) == ROWS
+
+
+def test_a_checkpoint_whose_context_is_too_short_is_refused(study, tmp_path):
+    other = edited(study, tmp_path / "other", "config.json", lambda config: config.update(max_position_embeddings=90))
+    done = call("replication", *BF16, "--checkpoint", other, "--out", tmp_path / "out", "--quiet", cwd=study)
+    one_line(done, "its row may reach ", "expected at most the context 90")

@@ -11,10 +11,10 @@ from experiments.report.rows import row_entry
 from experiments.report.runs import read_runs
 from experiments.report.sections import experiment_section, glance, provenance
 from experiments.run.designs import matrix_summary
-from experiments.run.summary import matched_prefixes
+from experiments.run.summary import gate_counts, matched_prefixes
 from minimodel.errors import InputError
 from tests.experiments.report.page import HOSTILE, Page
-from tests.experiments.runs import call, ledger, one_line, rewrite, summary_of
+from tests.experiments.runs import call, ledger, manifest_of, one_line, rewrite, summary_of
 from tests.helpers import edit_json
 
 
@@ -67,6 +67,27 @@ def test_an_unfinished_run_gives_no_numbers(reported, tmp_path):
     assert "Prefill against live" not in page.tables
 
 
+def test_a_verdict_of_the_summary_and_runs_made_differently_are_said(reported, tmp_path):
+    for name, cpu, threads in (("a", "one", 1), ("b", "two", 2)):
+        run = shutil.copytree(reported[0], tmp_path / name)
+        manifest = manifest_of(run)
+        numeric = [{**one, "threads": threads} for one in manifest["numeric"]]
+        edit_json(run / "manifest.json", environment={**manifest["environment"], "cpu": cpu}, numeric=numeric)
+    edit_json(run / "summary.json", passed=False)
+    done, page = report(tmp_path, tmp_path / "a", run)
+    assert done.exit_code == 3 and "FAILED: b: the summary says that a gate failed" in done.output
+    text = "".join(page.text)
+    assert "come from 2 different environments" in text and "hold several numeric contracts for bf16" in text
+
+
+def fail_silently(run):
+    """A row that failed, in the counts of the gates too, under a summary that says that all passed."""
+    rows = ledger(run)
+    rows[0]["passed"] = rows[0]["gates"]["argmax"] = False
+    rewrite(run, rows)
+    edit_json(run / "summary.json", gates=gate_counts(rows))
+
+
 def damage(run):
     rows = (run / "rows.jsonl").read_text()
     (run / "rows.jsonl").write_text(rows.replace('"index":0', '"index":7', 1))
@@ -78,6 +99,8 @@ def damage(run):
         (lambda run: (run / "manifest.json").unlink(), ("expected a run directory", "no manifest")),
         (lambda run: edit_json(run / "summary.json", passed=False, gates={}), ("summary.json: gates",)),
         (lambda run: edit_json(run / "summary.json", rows=1), ("summary.json: rows",)),
+        (lambda run: edit_json(run / "manifest.json", environment=[]), ("manifest.json: environment", "an object")),
+        (fail_silently, ("summary.json: passed: expected False",)),
         (damage, ("line 1", "damage")),
     ],
 )
@@ -98,12 +121,16 @@ def test_an_experiment_never_heard_of_is_reported_whole(reported, tmp_path):
     kept = {key: summary_of(bad)[key] for key in ("dtype", "rows", "passed", "failed_rows", "gates")}
     share = {"count": 1, "n": 4, "rate": 0.25, "wilson_95": [0.0456, 0.6994]}
     more = {"sites": {"layer 0": {"donor": share}}, "list": [{"a": 1, "b": None}, {"a": 2.5}], "note": "as <b>told</b>"}
+    more |= {"score": {"correct": 1, "n": 4}, "pairs": [[1, [2]], [3]]}
+    more |= {"effect": {"difference_points": 1.0, "bootstrap_95": [-3.5, 5.5], "bootstrap_note": None, "p": 0.5}}
     (bad / "summary.json").write_text(json.dumps({"experiment": "novelty", **kept, **more}))
     done, page = report(tmp_path, bad)
     assert done.exit_code == 0
     assert page.tables["Sites"][1] == ["layer 0, donor", "1/4 = 25.0 % [4.6, 69.9]"]
     assert page.tables["list, novel"] == [["a", "b"], ["1", "none"], ["2.5", ""]]
-    assert page.tables["Values"][1] == ["note", "as <b>told</b>"]
+    values = dict(page.tables["Values"][1:])
+    assert values["note"] == "as <b>told</b>" and values["score"] == "1/4", values
+    assert values["effect"] == "+1.0 points, 95 % [-3.5, +5.5]; p 0.5", values
 
 
 def test_two_matrices_are_joined_by_their_prefixes(every_run, tmp_path):

@@ -81,4 +81,7 @@ def test_an_adapted_checkpoint_and_a_long_prompt_are_refused(study, tmp_path):
     path = write_lines(tmp_path / "long.jsonl", task)
     given = inputs(study, "--tasks", path, tasks=False, checkpoint="stock")
     one_line(call("stock_control", *BF16, *given, cwd=tmp_path), "'long'", "context 1024")
+    (tmp_path / "chat.txt").write_bytes(b"{question}\xff")
+    given = inputs(study, "--template", tmp_path / "chat.txt", checkpoint="stock")
+    one_line(call("stock_control", *BF16, *given, cwd=tmp_path), "chat.txt: expected UTF-8 text")
     assert not (tmp_path / "runs").exists()

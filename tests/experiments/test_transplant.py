@@ -18,6 +18,7 @@ from tests.experiments.runs import (
     run,
     summary_of,
 )
+from tests.helpers import edit_json
 
 BF16 = ("--dtype", "bf16")
 
@@ -115,6 +116,9 @@ def test_a_stratum_that_is_not_reproduced_is_counted_and_fails_no_gate(study, tm
     assert strata[other["stratum"]]["reproduced"]["count"] == strata[other["stratum"]]["rows"] - 1
 
 
-def test_another_source_is_refused_in_one_line(study):
+def test_another_source_is_refused_in_one_line(study, tmp_path):
     given = [*BF16, *inputs(study, tasks=False), "--source", study / "runs/matrix-bf16"]
     one_line(call("transplant", *given, cwd=study), "experiment: expected fixed_prefix, found 'matrix'")
+    fp32 = altered(study / "runs/fixed_prefix-bf16-fp32", tmp_path / "fp32", lambda rows: rows.__delitem__(slice(ROWS)))
+    edit_json(fp32 / "manifest.json", numeric=manifest_of(fp32)["numeric"][1:])
+    one_line(call("transplant", *given[:-1], fp32, cwd=study), "expected bf16 rows for the whole bank, found 0")

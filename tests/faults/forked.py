@@ -99,10 +99,31 @@ def matrix(arguments: list[Any], before: Callable[[], Any] | None = None) -> Cal
     return command(matrix_main, "matrix", arguments, before)
 
 
-def limit_memory(more: int) -> None:
-    """From now on this process may take `more` bytes beyond those that it holds, what its parent held included."""
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + more, resource.RLIM_INFINITY))
+def one_error(ended: Ended, *parts: str) -> None:
+    """Exit code 2 and one line on stderr that is an error and holds every part (progress lines aside)."""
+    assert ended.code == 2, ended
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "Traceback" not in ended.stderr, ended
+    for part in parts:
+        assert part in lines[0], (part, lines[0])
+
+
+def limit_file_size(size: int) -> None:
+    """The kernel writes up to `size` bytes of any file and refuses the rest, as a full disk does: half a line is there.
+
+    Python ignores the signal that comes with it, so a write fails with an error.
+    """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def limit_memory(more: int, kind: int = resource.RLIMIT_AS) -> None:
+    """From now on this process may take `more` bytes beyond those that it holds, what its parent held included.
+
+    kind: RLIMIT_AS, all addresses, or RLIMIT_DATA, which leaves out files that are mapped.
+    """
+    pages = Path("/proc/self/statm").read_text().split()
+    held = int(pages[5 if kind == resource.RLIMIT_DATA else 0]) * resource.getpagesize()
+    resource.setrlimit(kind, (held + more, resource.RLIM_INFINITY))
 
 
 ROW_ENDS = ("Progress.row", "Progress.row_done")  # where a row begins and ends, in `experiments.run.progress`

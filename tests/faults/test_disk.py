@@ -2,32 +2,14 @@
 
 import ctypes
 import os
-import resource
 import signal
 import subprocess
 
 import pytest
 
-from tests.faults.forked import in_child, matrix, stop_after_rows
+from tests.faults.forked import in_child, limit_file_size, matrix, one_error, stop_after_rows
 from tests.faults.test_kills import require_kept, require_same_end
 from tests.helpers import wait_until
-
-
-def one_error(ended, *parts):
-    """Exit code 2 and one line on stderr that is an error and holds every part (progress lines aside)."""
-    assert ended.code == 2, ended
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "Traceback" not in ended.stderr, ended
-    for part in parts:
-        assert part in lines[0], (part, lines[0])
-
-
-def limit_file_size(size):
-    """The kernel writes up to `size` bytes of any file and refuses the rest, as a full disk does: half a line is there.
-
-    Python ignores the signal that comes with it, so a write fails with an error.
-    """
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 
 import pytest
 from hypothesis import given
@@ -19,9 +20,8 @@ from minimodel.errors import InputError, refuse
 from minimodel.files import MAX_JSON_BYTES, parse_json, read_json_object
 from minimodel.safetensors_file import MAX_HEADER_BYTES, table_of_contents
 from tests.conftest import numeric
-from tests.faults.forked import in_child, limit_memory
+from tests.faults.forked import in_child, limit_memory, one_error
 from tests.faults.fuzz import Bases
-from tests.faults.test_disk import one_error
 from tests.helpers import edit_json, refused, write_lines
 from tests.tiny import TASK
 
@@ -76,7 +76,7 @@ def test_memory_of_the_worst_small_files_is_bounded(tmp_path):
     assert len(header) > MAX_HEADER_BYTES - 1000
 
     def body():
-        limit_memory(2 << 30)
+        limit_memory(2 << 30, resource.RLIMIT_DATA)
         assert set(read_json_object(json_file)) == set(table_of_contents(header_file)) == {"a"}
         return 0
 
@@ -105,7 +105,7 @@ def test_a_sparse_file_of_more_than_any_memory_is_refused(mine, tmp_path):
         (mine.checkpoint / name).unlink()
 
     def body():
-        limit_memory(2 << 30)
+        limit_memory(2 << 30, resource.RLIMIT_DATA)
         with refused("model.safetensors: tensor model.embed_tokens.weight", "bytes of free memory, found less"):
             load_model(mine.checkpoint, numeric("bf16"))
         return 0

@@ -29,8 +29,7 @@ from tests.conftest import numeric
 from tests.experiments.commands import command
 from tests.experiments.runs import manifest_of
 from tests.faults.conftest import CAPS, SMALL, Small, write_small
-from tests.faults.forked import Ended, stop_after_rows
-from tests.faults.test_disk import one_error
+from tests.faults.forked import Ended, one_error, stop_after_rows
 from tests.faults.test_kills import require_same_end
 from tests.helpers import edit_json, edit_tensors, random_tensor
 from tests.tiny import TASK, write_checkpoint

@@ -1,6 +1,7 @@
 """Weights are copied as bytes: every row stands where it should, and memory holds a buffer."""
 
 import hashlib
+import os
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from experiments.adapt.stream import Planned, plan_bytes, with_rows, write_strea
 from minimodel.bits import same_bits
 from minimodel.safetensors_file import table_of_contents
 from tests.faults.forked import in_child, limit_memory
+from tests.helpers import refused
 
 
 @settings(max_examples=12)
@@ -30,6 +32,9 @@ def test_rows_are_moved_as_bytes(tmp_path_factory, rows, more, data):
     found = load_file(folder / "b.safetensors")
     expected = torch.stack([matrix_[sources.get(k, k)] for k in range(rows + more)])
     assert same_bits(found["m"], expected) and same_bits(found["n"], torch.ones(5, dtype=torch.bfloat16))
+    os.truncate(folder / "a.safetensors", entries["m"].start + 1)
+    with refused("a.safetensors", "incomplete or damaged (ends "):
+        write_stream(folder / "b.safetensors", plan)
 
 
 @pytest.mark.slow

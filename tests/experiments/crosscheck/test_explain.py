@@ -2,7 +2,7 @@
 
 import pytest
 
-from cache import build_incremental, build_live
+from cache import build_incremental, build_live, build_prefill
 from cache.storage import Provenance
 from decode import Contract, State
 from experiments.run.options import DEMO
@@ -10,10 +10,10 @@ from experiments.run.tasks import load_tasks
 from minimodel import load_model
 from tests.conftest import numeric
 from tests.experiments.crosscheck.recordings import record
-from tests.experiments.runs import crosscheck
+from tests.experiments.runs import call, crosscheck, one_line
 
 
-def test_another_attention_kernel(genuine, tiny_directory, tmp_path, state):
+def test_another_attention_kernel(genuine, tiny_directory, bf16, tmp_path, state):
     other = numeric("bf16", attention="eager")
     model = load_model(tiny_directory, other)
     files = record(tmp_path, model, state, state, "incremental", Provenance.here(tiny_directory, other))
@@ -27,6 +27,12 @@ def test_another_attention_kernel(genuine, tiny_directory, tmp_path, state):
     report = crosscheck(genuine["incremental boundary"], files["incremental boundary"], "--checkpoint", tiny_directory)
     assert report["findings"]["r"][0]["first"] == finding["first"]
     assert "incremental: B is equal under eager of ours" in report["findings"]["r"][0]["lines"]
+    # what tokens alone do not give cannot be computed again
+    paths = [tmp_path / f"{one.numeric.attention}.safetensors" for one in (bf16, model)]
+    for one, path in zip((bf16, model), paths):
+        build_prefill(one, state, chunk=3).save(path, Provenance.here(tiny_directory, one.numeric), "r")
+    line = "construction: expected live, incremental or prefill to compute again, found 'prefill_in_calls_of_3'"
+    one_line(call("crosscheck", *paths, "--checkpoint", tiny_directory), line)
 
 
 def test_packed_heads_on_the_demo_are_named_as_the_cause(tmp_path):

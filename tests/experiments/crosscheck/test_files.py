@@ -18,9 +18,9 @@ def test_two_computations_of_one_thing_are_equal(genuine, tmp_path, bf16, state,
     assert again[f"{construction} {kind}"].read_bytes() == genuine[f"{construction} {kind}"].read_bytes()
 
 
-@pytest.mark.parametrize("key", ["checkpoint", "contract", "tokens", "dtype"])
+@pytest.mark.parametrize("key", ["checkpoint", "contract", "tokens", "dtype", "shape"])
 def test_what_is_not_comparable_is_refused(genuine, bf16, tmp_path, state, provenance, key):
-    boundary = build_prefill(bf16, state)
+    boundary = build_prefill(bf16, state, copies=1 if key == "shape" else 2)
     if key == "checkpoint":
         provenance = replace(provenance, checkpoint={**provenance.checkpoint, "config.json": "0" * 64})
     if key == "dtype":

@@ -20,7 +20,7 @@ from experiments.run.ledger import row_key
 from stats.endpoints import first_divergence
 from tests.experiments.report.page import HOSTILE, Page
 from tests.experiments.runs import call, ledger, one_line
-from tests.helpers import edit_json
+from tests.helpers import edit_json, refused
 
 LIVE, FIXED = ("live", "prefill"), ("incremental", "prefill")
 
@@ -102,6 +102,8 @@ def test_without_the_runs_checkpoint_the_ids_are_shown_and_it_is_said(matrix, tm
     manifest["information"]["tasks"] = str(tmp_path / "none.jsonl")
     run = replace(matrix, manifest=manifest)
     assert len(run.texts.missing) == 2
+    with refused("expected its tokenizer; ", str(tmp_path / "gone")):
+        divergence_drawing(run, divergent(run, LIVE))
     passages = [b for b in row_entry(run, divergent(run, LIVE), "x").blocks if isinstance(b, Passages)]
     ids = " ".join(map(str, run.rows[0]["prefix"]["tokens"][:3]))
     assert any(block.passages[0].spans[0].text.startswith(ids) for block in passages)

@@ -137,12 +137,19 @@ def test_a_manifest_that_could_not_be_read_back_is_refused_before_the_first_row(
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("numeric", [[], [1], [{}], [{"dtype": None}]])
-def test_a_manifest_without_a_numeric_contract_is_refused_by_every_reader(tmp_path, numeric):
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        *(("numeric", value, "at least one numeric contract") for value in ([], [1], [{}], [{"dtype": None}])),
+        *((key, value, "expected a ") for key, value in (("numeric", {}), ("experiment", None), ("row_order", "ab"))),
+        ("row_order", [1], "a list of row ids"),
+    ],
+)
+def test_a_manifest_that_lacks_what_readers_use_is_refused_by_every_reader(tmp_path, key, value, part):
     path = opened(tmp_path / "run")
     read_run(path)
-    edit_json(path / "manifest.json", numeric=numeric)
-    with refused("manifest.json: numeric", "at least one numeric contract"):
+    edit_json(path / "manifest.json", **{key: value})
+    with refused(f"manifest.json: {key}", part):
         read_run(path)
 
 

@@ -15,8 +15,7 @@ from experiments.run import exits
 from experiments.run.exits import run_command, say
 from tests.experiments.commands import ROOT, command, environment, python, start, write_tasks
 from tests.experiments.runs import manifest_of
-from tests.faults.forked import in_child, limit_memory
-from tests.faults.test_disk import one_error
+from tests.faults.forked import in_child, limit_memory, one_error
 from tests.helpers import wait_until
 
 

@@ -21,8 +21,7 @@ from experiments.run.loop import CACHES, batch_size, free_bytes
 from tests.experiments.run.conftest import ROWS
 from tests.experiments.run.jobs import die_at, forbid, require_same, run_job, sharded, stop_at_row, there
 from tests.experiments.runs import call, command_module, inputs, ledger, manifest_of, run, summary_of
-from tests.faults.forked import CRASHED
-from tests.faults.test_disk import limit_file_size, one_error
+from tests.faults.forked import CRASHED, limit_file_size, one_error
 from tests.helpers import refused
 
 BF16 = ["--dtype", "bf16"]
