@@ -17,6 +17,10 @@ from tests.hf import versions
 from tests.hf.reference import Reference
 from tests.hf.runs import differing, run_ours, run_theirs, six_blocks
 
+# on the CPU tests/cache and tests/minimodel/test_selfcheck.py hold the same; there this checks the file's own steps
+slow_on_the_cpu = pytest.mark.parametrize(
+    "here", [pytest.param("cpu", marks=pytest.mark.slow), "cuda"], indirect=True, scope="session"
+)
 every_dtype = pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 
 
@@ -54,6 +58,7 @@ def test_transformers_has_our_bits(here, fed, dtype, attention, construction):
 
 @pytest.mark.parametrize("kernels", ["repeat_kv", "packed_gqa", "eager/plain"])
 @every_dtype
+@slow_on_the_cpu
 def test_copies_and_replicas_keep_equal_bits(here, dtype, kernels):
     """A construction whose copies differ raises by itself; a second call on the same tokens has the same bits."""
     model = load_model(here.checkpoint, here.numeric(dtype, kernels))
@@ -68,6 +73,7 @@ def test_copies_and_replicas_keep_equal_bits(here, dtype, kernels):
 
 
 @every_dtype
+@slow_on_the_cpu
 def test_invariant_kernels_hold_or_are_refused_in_one_line(here, dtype):
     numeric = here.numeric(dtype, "invariant")
     try:

@@ -50,8 +50,8 @@ def test_saving_changes_no_byte_of_the_ledger(runs):
 
 
 def test_a_run_under_another_kernel_is_explained_row_by_row(runs):
-    report = crosscheck(runs["saved"], runs["eager"], "--explain", 2)
-    assert [row["equal"] for row in report["rows"]] == [False, False]
+    report = crosscheck(runs["saved"], runs["eager"])
+    assert [row["equal"] for row in report["rows"]] == [False, False] and list(report["findings"]) == ["t000"]
     for findings in report["findings"].values():
         for finding in findings:
             if finding["first"] is not None and finding["kernels"]:
@@ -68,14 +68,15 @@ def test_what_cannot_be_computed_again_is_said(runs, tmp_path, stock_directory):
 
     report = crosscheck(runs["plain"], runs["eager"], "--no-rerun")
     assert any("--save-boundaries --trace ROW" in line for f in report["findings"]["t000"] for line in f["lines"])
-    note = "not computed again: {}: expected the recorded checkpoint, found another config.json"
+    other = "expected the recorded checkpoint, found another contract.json"
     report = crosscheck(left(stock_directory), runs["eager"])
-    assert any(line.startswith(note.format(stock_directory)) for line in report["environment"])
-    gone = left(tmp_path / "gone")
+    note = f"not computed again: {stock_directory}: {other}"
+    assert any(line.startswith(note) for line in report["environment"])
+    gone = left(tmp_path / "nowhere/gone")
     report = crosscheck(gone, altered(gone, tmp_path / "other", lambda rows: change_at(rows[0], "index", str)))
     assert "not computed again: the recorded checkpoint is not here; pass --checkpoint" in report["environment"]
     for more, line in (
-        (("--checkpoint", stock_directory), "expected the recorded checkpoint, found another config.json"),
+        (("--checkpoint", stock_directory), other),
         (("--no-rerun", "--checkpoint", stock_directory), "--no-rerun: expected no --checkpoint beside it"),
     ):
         one_line(call("crosscheck", runs["plain"], runs["eager"], *more), line)
@@ -111,13 +112,15 @@ def test_runs_of_different_things_are_refused(runs, tmp_path, key):
 
 def test_live_prefixes_that_part_are_named_at_the_token(runs, tmp_path):
     """The first differing step before it too, where both runs kept the trace."""
+    plain = ledger(runs["plain"])[1]
+    tokens = plain["prefix"]["tokens"]
+    parted = {**plain["prefix"], "tokens": [*tokens[:-4], tokens[-4] + 1, *tokens[-3:]]}
 
     def change(rows):
-        rows[1]["prefix"]["tokens"][-4] += 1
+        rows[1].update(prefix=parted, prefix_margins=plain["prefix_margins"])
 
-    length = len(ledger(runs["plain"])[1]["prefix"]["tokens"])
     for left, right, step in (("plain", "saved", None), ("saved", "eager", "self_attn.attention")):
         copy = altered(runs[right], tmp_path / right, change)
-        [found] = crosscheck(runs[left], copy, "--explain", 2)["findings"]["t001"]
-        assert f"the prefixes part at token {length - 4}: A " in found["lines"][0]
+        [found] = crosscheck(runs[left], copy, "--explain", 2, "--no-rerun")["findings"]["t001"]
+        assert f"the prefixes part at token {len(tokens) - 4}: A " in found["lines"][0]
         assert (found["first"] and found["first"]["tensor"]) == step

@@ -130,6 +130,7 @@ def test_an_experiment_never_heard_of_is_reported_whole(reported, tmp_path):
     assert page.tables["list, novel"] == [["a", "b"], ["1", "none"], ["2.5", ""]]
     values = dict(page.tables["Values"][1:])
     assert values["note"] == "as <b>told</b>" and values["score"] == "1/4", values
+    assert page.tables["pairs, novel"] == [["item"], ["1 1; 2 2"], ["3"]]
     assert values["effect"] == "+1.0 points, 95 % [-3.5, +5.5]; p 0.5", values
 
 

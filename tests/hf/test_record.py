@@ -1,6 +1,7 @@
 """The recorder on a small checkpoint: its ledger, boundaries and traces are ours byte for byte, and faults are not."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -94,6 +95,8 @@ def test_crosscheck_says_equal_and_names_the_kernel(theirs, ours, under_another_
     differs = call("crosscheck", under_another_kernel, theirs, "--checkpoint", study / "checkpoint")
     assert differs.exit_code == 3, differs.output
     assert f'transformers: A nothing, B "{versions.INSTALLED}"' in differs.output
+    assert "A is equal under eager of ours" in differs.output
+    assert re.search(rf"B is equal under .*{versions.matching_kernel()}.* of ours", differs.output), differs.output
     for file in ("boundaries/t000-live.safetensors", "traces/t001-prefill.safetensors"):
         assert call("crosscheck", ours / file, theirs / file).exit_code == 0
 

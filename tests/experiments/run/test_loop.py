@@ -277,9 +277,9 @@ def test_a_flipped_byte_in_a_partial_ledger_is_named_and_refused(small, alone, s
         path.write_bytes(damaged)
         named = f"{path} line {line}: expected an intact row, found damage"
         one_error(small.run(out, "--preflight", 0), named)
-        [error] = (job := sharded(small, out, 2, "--preflight", 0)).errors()
-        assert job.code == 2 and named in error
         assert path.read_bytes() == damaged, "damage must not be touched"
+    [error] = (job := sharded(small, out, 2, "--preflight", 0)).errors()
+    assert job.code == 2 and named in error and path.read_bytes() == damaged
     path.write_bytes(good + good[:77])  # the control: a torn tail is no damage
     ended = small.run(out, "--preflight", 0)
     assert ended.code == 0 and "dropped torn last lines of 77 bytes" in ended.stderr
