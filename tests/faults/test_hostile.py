@@ -23,7 +23,6 @@ from tests.conftest import numeric
 from tests.faults.forked import in_child, limit_memory, one_error
 from tests.faults.fuzz import Bases
 from tests.helpers import edit_json, refused, write_lines
-from tests.tiny import TASK
 
 
 @pytest.fixture
@@ -226,10 +225,8 @@ def test_task_files_and_lines_beyond_the_limits_are_refused(tmp_path):
 
 
 BAD_ROWS = {
-    "no object": b"[]",
     "a number": b"17",
     "null": b"null",
-    "half an object": b'{"id": "b"',
     "two objects": json.dumps(GOOD).encode() * 2,
     "a key twice": b'{"id": "b", "id": "c", "question": "q", "choices": [], "answer": "4"}',
     "not a number": b'{"id": NaN, "question": "q", "choices": [], "answer": "4"}',
@@ -239,19 +236,15 @@ BAD_ROWS = {
     "deep": b'{"id": ' + b"[" * 100_000,
     "deep and whole": b'{"id": "b", "question": ' + b"[" * 900 + b"]" * 900 + b', "choices": [], "answer": "4"}',
     "a number of many digits": b'{"id": ' + b"9" * 9999 + b', "question": "q", "choices": [], "answer": "4"}',
-    "no answer": {"id": "b", "question": "q", "choices": []},
     "an answer that is null": {**OTHER, "answer": None},
     "an id that is a number": {**GOOD, "id": 5},
     "an id that is a list": {**GOOD, "id": ["b"]},
-    "a question that is true": {**OTHER, "question": True},
     "choices that are an object": {**OTHER, "choices": {"A": "x", "B": "y"}},
-    "choices that are numbers": {**OTHER, "choices": [1, 2]},
     "27 choices": {**OTHER, "choices": ["x"] * 27},
     "a small letter": {**OTHER, "answer": "b"},
     "a letter in full width": {**OTHER, "answer": "Ｂ"},
     "a lone surrogate in the id": b'{"id": "\\ud800", "question": "q", "choices": [], "answer": "4"}',
     "a lone surrogate in a choice": b'{"id": "b", "question": "q", "choices": ["\\udfff"], "answer": "A"}',
-    "a duplicate id": GOOD,
 }
 
 
@@ -311,10 +304,3 @@ def test_any_text_comes_back_or_is_refused_by_its_line(tmp_path_factory, id, que
     else:
         with refused("1 rows refused: line 1: "):
             load_tasks(path, None)
-
-
-def test_prompts_longer_than_the_context_are_all_listed_before_any_is_decoded(small, tmp_path):
-    rows = [{"answer": "A", **TASK, "id": f"r{i}", "question": "w" * (1 if i % 2 else 2000)} for i in range(6)]
-    ended = small.run(tmp_path / "run", "--tasks", write_lines(tmp_path / "tasks.jsonl", *rows))
-    one_error(ended, "3 rows refused: task 'r0'", "task 'r2'", "task 'r4'", "context 1024")
-    assert not (tmp_path / "run").exists()

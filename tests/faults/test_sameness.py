@@ -232,10 +232,9 @@ def library_block(directory, kernels, scratch):
     provenance = Provenance.here(directory, model.numeric)
     swapped.save(scratch / "swapped.safetensors", provenance)
     loaded = Boundary.load(scratch / "swapped.safetensors", contract, provenance)
-    boundaries = live, prefill, swapped, loaded
-    suffixes = [greedy_suffix(model, one).tokens for one in boundaries]
+    suffixes = [greedy_suffix(model, one).tokens for one in (live, loaded)]
     first = compare(incremental.cache, prefill.cache).first_difference
-    return [cache_sha256(one.cache) for one in boundaries], first, suffixes
+    return [cache_sha256(one.cache) for one in (live, prefill, swapped, loaded)], first, suffixes
 
 
 @contextmanager

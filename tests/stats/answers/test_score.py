@@ -202,8 +202,10 @@ SLOW = [pytest.param(piece, FRAMES, marks=pytest.mark.slow, id=ascii(piece)) for
 
 @pytest.mark.parametrize(("piece", "frames"), [*QUICK, *SLOW])
 def test_time_is_linear(piece, frames):
-    """A megabyte in less than sixteen times the processor time of an eighth of it (quadratic would be 64)."""
+    """A megabyte in less than sixteen times the processor time of an eighth of it (quadratic would be 64), at once or,
+    where other processes share the core, at the second or third try."""
     for before, after in frames:
         small, large = (before + piece * (size // len(piece)) + after for size in (125_000, 1_000_000))
         seconds(small[:1_000])
-        assert seconds(large) < 16 * max(seconds(small), 0.01), f"{piece!r} repeated after {before!r}"
+        tries = (seconds(large) < 16 * max(seconds(small), 0.01) for _ in range(3))
+        assert any(tries), f"{piece!r} repeated after {before!r}"
