@@ -103,12 +103,8 @@ def withheld(summary: Mapping[str, Any]) -> str:
 
 
 def closing_line(summary: Mapping[str, Any]) -> str:
-    """Returns the closing line of a run with one comparison."""
-    if "suffix_disagreement" not in summary:
-        return outcome(summary)
+    """Returns the closing line of a run with one comparison of scored arms, all of whose rows passed."""
     line = f"{outcome(summary)}; {summary['comparison']} disagree on suffix {rate(summary['suffix_disagreement'])}"
-    if "accuracy" not in summary:
-        return line
     answers, labels = rate(summary["answer_disagreement"]), rate(summary["correctness_disagreement"])
     return f"{line}, answer {answers}, correctness {labels}"
 

@@ -108,6 +108,8 @@ def test_the_crossing_on_counts_worked_out_by_hand():
     crossed = cross_precision(rows, "bf16", "fp32", ("incremental", "prefill"))
     assert crossed["prefix_identity"]["count"] == 10 and crossed["functional_state_identity"]["count"] == 9
     assert fixed_prefix.crossing_fault(crossed) == "bf16 and fp32 hold one functional state on 9 of 10 rows only"
+    closed = cross_precision([{**row, "arms": {}} for row in rows], "bf16", "fp32", ("incremental", "prefill"))
+    assert closed["rows"] == 0 and len(closed) == 4 and fixed_prefix.crossing_fault(closed) == ""
 
 
 def test_an_interrupted_run_resumes_to_the_same_bytes_in_either_precision(study, finished, tmp_path):

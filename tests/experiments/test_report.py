@@ -88,6 +88,15 @@ def fail_silently(run):
     edit_json(run / "summary.json", gates=gate_counts(rows))
 
 
+def test_a_replication_with_a_failed_gate_has_no_interpretation(reported, tmp_path):
+    run = shutil.copytree(reported[3], tmp_path / "later")
+    fail_silently(run)
+    edit_json(run / "summary.json", passed=False, failed_rows=[ledger(run)[0]["row"]], interpretation=None)
+    done, page = report(tmp_path, run)
+    text = "later: a gate failed, so that no interpretation is given"
+    assert done.exit_code == 3 and text in "".join(page.text) and "Frozen interpretation" not in "".join(page.text)
+
+
 def damage(run):
     rows = (run / "rows.jsonl").read_text()
     (run / "rows.jsonl").write_text(rows.replace('"index":0', '"index":7', 1))

@@ -196,6 +196,17 @@ def test_a_vocabulary_without_a_byte_is_refused_where_the_byte_is_needed(mine):
         codec.encode("Which one is odd?")
 
 
+def test_a_letter_that_is_a_special_token_is_refused_where_it_is_text(mine):
+    path = mine.checkpoint / "tokenizer.json"
+    tokenizer = read_json_object(path)
+    letter = {**tokenizer["added_tokens"][0], "id": tokenizer["model"]["vocab"]["?"], "content": "?"}
+    edit_json(path, added_tokens=[letter, *tokenizer["added_tokens"]])
+    codec = Contract.load(mine.checkpoint).codec
+    assert codec.decode(codec.encode("Which one is odd")) == "Which one is odd"
+    with refused("text: expected ordinary tokens only, found special token", str(letter["id"])):
+        codec.encode("Which one is odd?")
+
+
 def test_canonical_normalisation_and_a_leading_space_lose_nothing(mine):
     parts = {"normalizer": {"type": "NFC"}, "pre_tokenizer": {**BYTES, "add_prefix_space": True}}
     edit_json(mine.checkpoint / "tokenizer.json", **parts)

@@ -35,6 +35,8 @@ def test_the_endpoints_of_four_rows():
     assert summary["answer_disagreement"]["count"] == 1 == summary["correctness_disagreement"]["count"]
     assert summary["first_token_divergence_rows"] == 2 and summary["first_divergence"]["n"] == 3
     assert pair_summary(ROWS[:1], "live", "prefill")["first_token_divergence_rows"] == 0
+    none = pair_summary([{**FAILED, "comparisons": {}}], "live", "prefill")
+    assert none == {"comparison": "live:prefill", "compared_rows": 0}, "a row that failed closed"
     assert (summary["cache"]["max_abs_median"], summary["logits"]["max_abs_median"]) == (2.0, 1.0)
     assert (summary["cache"]["relative_l2_median"], summary["logits"]["relative_l2_median"]) == (0.5, 0.125)
 
