@@ -92,8 +92,8 @@ def test_an_interruption_at_any_moment_exits_130_and_names_the_command(small, un
     start, end = undisturbed.calls[0], undisturbed.calls[-1]
     at = start + rng.randrange(1, end - start)
     # earlier where it came too late: what this process has cached since the calls were counted, a child need not call
-    moments = (partial(send_at_call, number, moment) for moment in range(at, 0, -(end - start) // 4))
-    ended = next(found for moment in moments if (found := small.run(out, "--fresh", before=moment)).code != 0)
+    tries = (partial(send_at_call, number, moment) for moment in range(at, 0, -(end - start) // 4))
+    ended = next(found for moment in tries if (found := small.run(out, "--fresh", before=moment)).code != 0)
     assert ended.code == 130, (ended, at)
     lines = ended.stderr.strip().splitlines()
     assert lines[-2] == "interrupted" and lines[-1].startswith("resume with: python -m experiments.matrix --dtype bf16")
