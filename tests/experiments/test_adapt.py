@@ -38,7 +38,7 @@ def test_bad_bases_and_options_are_one_line_and_leave_nothing(tmp_path, tiny_dir
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     (tmp_path / "rest.part").mkdir()
-    for name, spare, entry in (("named", 5, {OPEN[4]: 259}), ("beyond", 5, {"zz": 300}), ("gap", 60, {"zz": 300})):
+    for name, spare, entry in (("named", 5, {OPEN[4]: 262}), ("beyond", 5, {"zz": 300}), ("gap", 60, {"zz": 300})):
         model = read_json(write_base(tmp_path / name, spare) / "tokenizer.json")["model"]
         edit_json(tmp_path / name / "tokenizer.json", model={**model, "vocab": {**model["vocab"], **entry}})
     for part, *arguments in (
@@ -48,9 +48,9 @@ def test_bad_bases_and_options_are_one_line_and_leave_nothing(tmp_path, tiny_dir
         ("prompt_template", "--base", base, "--template", "no place"),
         ("empty directory", "--base", base, "--out", tmp_path / "full"),
         ("rest of an interrupted command", "--base", base, "--out", tmp_path / "rest"),
-        ("no ordinary token of this name, found 259", "--base", tmp_path / "named"),
+        ("no ordinary token of this name, found 262", "--base", tmp_path / "named"),
         ("below the base's vocab_size 264, found 300", "--base", tmp_path / "beyond"),
-        ("expected new ids above 300, found [259, ", "--base", tmp_path / "gap"),
+        ("expected new ids above 300, found [", "--base", tmp_path / "gap"),
         ("found nothing", "--base", base, "--role-table", tmp_path / "none.pt"),
         ("--role-std", "--base", base, "--role-table", tmp_path / "none.pt", "--role-std", 1),
     ):

@@ -137,7 +137,7 @@ SWAPPED = "merge_equal,first_suffix_divergence_index,trace_equal,suffix_equal"
         ("kv_transplant_later.csv", "exact_control_novel_trajectory", "row_id", "distinct column names"),
         ("live_teacher_bridge.csv", "r0000,0,", "r0000,0,1,", "cells, found"),
         ("fixed_prefix_2x2.csv", HEADER, SWAPPED, "column suffix_equal: expected false"),
-        ("matched_live_prefill.csv", NORMS, OTHER_NORMS, "(from its norms)"),
+        ("fixed_prefix_2x2.csv", NORMS, OTHER_NORMS, "(from its norms)"),
         ("kv_transplant_primary.csv", "nondivergent", "other", "expected the strata divergent and nondivergent"),
         ("historical_bridge_audit.csv", "90", "91", "expected one value in all rows, found [90, 91]"),
         ("historical_bridge_audit.csv", "90", "-9", "expected a whole number, found '-9'"),
