@@ -15,7 +15,6 @@ from tests.experiments.runs import ROWS, call, inputs, ledger, manifest_of, one_
 from tests.helpers import read_json
 
 BF16 = ("--dtype", "bf16")
-LATER = {"tasks": False, "checkpoint": "later"}
 
 
 @pytest.fixture(scope="module")
