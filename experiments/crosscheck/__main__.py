@@ -90,19 +90,16 @@ def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: boo
 
 def _rerun(runs: tuple[Run, Run], given: Path | None) -> tuple[Rerun | None, list[str]]:
     """Returns the checkpoint to rerun, or None and a note why. A given one that does not fit is refused."""
-    numeric, note = runs[0].numeric(), "the recorded checkpoint is not here; pass --checkpoint"
-    if not numeric:
-        return None, ["not computed again: the runs decoded nothing"]
-    digests = runs[0].manifest.get("checkpoint", {})
+    numeric, digests = runs[0].numeric()[0], runs[0].manifest.get("checkpoint", {})
     if given is not None:
-        return Rerun.of(given, digests, numeric[0]), []
+        return Rerun.of(given, digests, numeric), []
     paths = [Path(str(run.manifest.get(INFORMATION, {}).get("checkpoint", ""))) for run in runs]
     for path in (path for path in paths if path.is_dir() and path.name):
         try:
-            return Rerun.of(path, digests, numeric[0]), []
+            return Rerun.of(path, digests, numeric), []
         except InputError as error:
             return None, [f"not computed again: {error}"]
-    return None, [f"not computed again: {note}"]
+    return None, ["not computed again: the recorded checkpoint is not here; pass --checkpoint"]
 
 
 def print_report(report: dict[str, Any], quiet: bool) -> None:

@@ -12,6 +12,7 @@ from minimodel import load_model
 from tests.conftest import numeric
 from tests.experiments.runs import ROWS, call, inputs, manifest_of, one_line, open_finished, run
 from tests.helpers import write_lines
+from tests.tiny import write_checkpoint
 
 BF16 = ("--dtype", "bf16")
 STOP = (256, 270)
@@ -81,6 +82,10 @@ def test_an_adapted_checkpoint_and_a_long_prompt_are_refused(study, tmp_path):
     path = write_lines(tmp_path / "long.jsonl", task)
     given = inputs(study, "--tasks", path, tasks=False, checkpoint="stock")
     one_line(call("stock_control", *BF16, *given, cwd=tmp_path), "'long'", "context 1024")
+    write_checkpoint(tmp_path / "narrow", config={"vocab_size": 270}, stock=True)
+    given = inputs(study, "--checkpoint", tmp_path / "narrow")
+    line = "--eos: expected ids below vocab_size 270, found 270"
+    one_line(call("stock_control", *BF16, *given, cwd=tmp_path), line)
     (tmp_path / "chat.txt").write_bytes(b"{question}\xff")
     given = inputs(study, "--template", tmp_path / "chat.txt", checkpoint="stock")
     one_line(call("stock_control", *BF16, *given, cwd=tmp_path), "chat.txt: expected UTF-8 text")

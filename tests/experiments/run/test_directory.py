@@ -74,6 +74,7 @@ def test_another_manifest_is_refused_with_the_fields_that_differ(tmp_path):
 
 
 def test_fresh_sets_the_old_run_aside_and_deletes_nothing(tmp_path):
+    (tmp_path / "run").mkdir()  # an empty directory stays where it is
     for _ in range(3):
         opened(tmp_path / "run", fresh=True, rows=ROWS[:1])
     assert names(tmp_path) == ["run", "run.1", "run.2"]

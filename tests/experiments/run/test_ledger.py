@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,9 @@ def test_a_whole_file_is_replaced_at_once_and_a_half_character_written_as_its_es
     write_whole(path, "old")
     write_whole(path, "checkpoint caf\udce9, é\n")
     assert path.read_text(encoding="utf-8") == "checkpoint caf\\udce9, é\n" and os.listdir(tmp_path) == ["report.md"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match=re.escape(str(tmp_path / "folder"))):
+        write_whole(tmp_path / "folder", "text")
 
 
 def test_a_list_of_plain_values_and_an_empty_object_are_one_leaf():

@@ -95,5 +95,8 @@ def test_the_commit_is_that_of_the_trees_own_repository_alone(tmp_path, monkeypa
     assert git_state() == {"git_commit": git("rev-parse", "HEAD"), "git_dirty": False}
     (installed / "minimodel/x.py").write_text("x = 2\n")
     assert git_state()["git_dirty"] is True
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        assert git_state() == {"git_commit": None, "git_dirty": None}, "without git"
     monkeypatch.setattr(options, "ROOT", installed.resolve())
     assert git_state() == {"git_commit": None, "git_dirty": None}, "installed below another repository"
