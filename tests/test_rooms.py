@@ -120,7 +120,7 @@ def test_nothing_imports_a_command():
 
 
 def untested(tests):
-    """Modules that no test imports, and whose command none calls by its name, nor has a folder of tests."""
+    """Modules that no test imports, and that belong to no command which tests call and no folder that has tests."""
     edges = graph({**PRODUCT, **tests})
     used = {name for test in tests for name in edges[test]}
     named = set(re.findall(r'[".](\w+)"', "".join(SOURCES[test] for test in tests)))

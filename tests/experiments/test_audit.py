@@ -6,17 +6,7 @@ import pytest
 
 from experiments.audit import joined_arms
 from experiments.run.ledger import leaves
-from tests.experiments.runs import (
-    ROWS,
-    altered,
-    call,
-    change_at,
-    ledger,
-    manifest_of,
-    one_line,
-    open_finished,
-    rename,
-)
+from tests.experiments.runs import ROWS, altered, call, change_at, ledger, manifest_of, one_line, open_finished, rename
 from tests.helpers import edit_json
 
 MATRIX, FIXED = "runs/matrix-bf16", "runs/fixed_prefix-bf16-fp32"
