@@ -55,7 +55,7 @@ def test_the_capacity_is_a_limit_and_nothing_is_written_beyond_it():
         cache.append(0, ones(2), ones(2))
     assert cache_sha256(cache) == before and len(cache) == 5
     with refused(f"cache: expected {1 << 54} bytes of free memory for {1 << 47} tokens, found less"):
-        KVCache(2, 2, 2, 1 << 47, 4, torch.bfloat16, CPU)
+        KVCache((2, 2, 1 << 47, 4), torch.bfloat16, [CPU] * 2)
 
 
 @pytest.mark.parametrize(
