@@ -5,7 +5,6 @@ a single metadata key: with several, a file's bytes would depend on the order of
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from cache.digest import tensor_sha256
@@ -23,7 +21,7 @@ from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json
 from minimodel.machine import machine_record
 from minimodel.numerics import NumericContract
-from minimodel.safetensors_file import FILE_DTYPES, TensorEntry, read_into, table_of_contents
+from minimodel.safetensors_file import FILE_DTYPES, TensorEntry, read_into, save_tensors, table_of_contents
 
 HEADER = "stage_replay"
 SOURCE = "stage-replay"  # `source` of what this project computed; the recorder writes "transformers 5.24.0"
@@ -86,10 +84,7 @@ def write_tensors(
     assert all(isinstance(whole.get(key), kind) for key, kind in COMMON.items()), "a header lacks a key"
     text = json.dumps(whole, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    save_file(kept, part, metadata={HEADER: text})
-    part.chmod(0o644)  # the library creates files for their owner alone
-    os.replace(part, path)
+    save_tensors(path, kept, {HEADER: text})
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
-"""One safetensors file: its checked table of contents, and reading a tensor into memory that is already allocated.
+"""One safetensors file: its checked table of contents, reading a tensor into allocated memory, and writing it.
 
 The `safetensors` library checks the file (header, ranges, total size). The bytes are then read with plain reads, in
 parts that fit the processor's cache. Mapping the file instead would count every weight twice while it is copied.
 """
 
 import math
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from minimodel.errors import InputError
@@ -59,6 +61,18 @@ def table_of_contents(path: Path) -> dict[str, TensorEntry]:
         start, stop = (8 + header_length + offset for offset in entry["data_offsets"])
         found[name] = TensorEntry(path, name, entry["dtype"], tuple(entry["shape"]), start, stop)
     return found
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Replaces a file at once: a reader sees the old or the new one. OSError names the file that cannot be written."""
+    part = path.with_name(path.name + ".part")
+    try:
+        save_file(dict(tensors), part, metadata=dict(metadata))
+        part.chmod(0o644)  # the library creates files for their owner alone
+        os.replace(part, path)
+    except SafetensorError as error:  # a full disk: "Error while serializing: I/O error: No space left on device ..."
+        part.unlink(missing_ok=True)
+        raise OSError(0, str(error).rpartition(": ")[2], str(path)) from None
 
 
 def require_float(entry: TensorEntry) -> None:

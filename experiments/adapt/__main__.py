@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from safetensors.torch import save_file
 
 from decode.contract import Contract, contract_document, delimiter_names
 from experiments.adapt.added import Delimiters, add_delimiters, converted_table, made_table
@@ -32,6 +31,7 @@ from experiments.run.ledger import sha256_file
 from minimodel.checkpoint import CONFIG, CONTRACT, ROLE_TABLE, SINGLE, TOKENIZER, Checkpoint, open_checkpoint
 from minimodel.errors import InputError
 from minimodel.files import inside, read_json_object
+from minimodel.safetensors_file import save_tensors
 
 SUMS = "SHA256SUMS"
 # The opening delimiter copies <|im_start|>, so the prompt block reads like a chat turn of the base.
@@ -86,9 +86,8 @@ def adapt(base: Path, out: Path, choices: Choices) -> list[str]:
     with replacing(out, plan_bytes(plan)) as part:
         config = {**read_json_object(inside(base, CONFIG)), "vocab_size": added.rows}
         _write_json(part / CONFIG, config)
-        added.tokenizer.save(str(part / TOKENIZER))
-        save_file({"weight": table.contiguous()}, part / ROLE_TABLE, metadata={"format": "pt"})
-        (part / ROLE_TABLE).chmod(0o644)
+        (part / TOKENIZER).write_text(added.tokenizer.to_str(pretty=True), encoding="utf-8")
+        save_tensors(part / ROLE_TABLE, {"weight": table.contiguous()}, {"format": "pt"})
         _write_json(part / CONTRACT, contract)
         Contract.load(part)  # a bad option is refused before the long copy
         sums = {SINGLE: write_stream(part / SINGLE, plan)}
@@ -118,8 +117,10 @@ def replacing(out: Path, size: int) -> Iterator[Path]:
         if out.exists():
             out.rmdir()
         os.replace(part, out)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, OSError):  # a failed write does not name its file
+            raise OSError(error.errno, error.strerror, error.filename or str(part)) from None
         raise
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from minimodel.checkpoint import expected_shapes
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
 from minimodel.roles import ROLE_ROWS, attention_mask, position_ids
+from minimodel.safetensors_file import save_tensors
 
 ROLE_EMBEDDING = "role_embedding.weight"
 ROPE_THETA = 1000000.0
@@ -122,8 +122,7 @@ def write_checkpoint(
     stored = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
     role_table = stored.pop(ROLE_EMBEDDING)
     for name, tensors in (("model", stored), ("role_embedding", {"weight": role_table})):
-        save_file(tensors, directory / "partial", metadata={"format": "pt"})
-        (directory / "partial").replace(directory / f"{name}.safetensors")
+        save_tensors(directory / f"{name}.safetensors", tensors, {"format": "pt"})
     write_whole(directory / "tokenizer.json", tokenizer.to_str(pretty=True))
     for name, content in (("config", dict(config)), ("contract", contract_document(CAPS, TEMPLATE))):
         write_whole(directory / f"{name}.json", json.dumps(content, indent=2) + "\n")

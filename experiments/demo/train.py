@@ -14,7 +14,6 @@ from typing import NamedTuple
 import click
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import Parameter
@@ -27,6 +26,7 @@ from minimodel.config_file import read_config
 from minimodel.decoder import Decoder
 from minimodel.errors import refuse
 from minimodel.numerics import NumericContract
+from minimodel.safetensors_file import save_tensors
 
 TASKS = 200
 LOG_EVERY = 20
@@ -79,10 +79,8 @@ def save_state(path: Path, step: int, plan: Plan, parameters: dict[str, Paramete
     for kind in ("muon", "adamw"):
         for index, moments in getattr(optimizer, kind).state_dict()["state"].items():
             tensors |= {f"{kind}.{index}.{key}": value.contiguous() for key, value in moments.items()}
-    partial = path.with_suffix(".partial")
     record = {name: str(value) for name, value in (*plan._asdict().items(), ("step", step))}
-    save_file(tensors, partial, metadata=record)
-    partial.replace(path)
+    save_tensors(path, tensors, record)
 
 
 def load_state(path: Path, plan: Plan, parameters: dict[str, Parameter], optimizer: Optimizer) -> int:
