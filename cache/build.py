@@ -68,11 +68,11 @@ def build_prefill(
     state = _boundary_state(model, state)
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise refuse("chunk", "a positive number of tokens, or none for one call", chunk)
+    cache, record = KVCache.for_model(model, copies, len(state)), FunctionalRecord()
     device = model.numeric.torch_device
     tokens = torch.tensor(state.tokens, device=device).expand(copies, -1)  # [B, S]
     roles = torch.tensor(state.roles, device=device).expand(copies, -1)  # [B, S]
     positions = torch.arange(len(state), device=device).expand(copies, -1)  # [B, S]
-    cache, record = KVCache.for_model(model, copies, len(state)), FunctionalRecord()
     hidden, length = torch.empty(0), chunk or len(state)  # [B, T, E] after each call; T of a call
     for start in range(0, len(state), length):
         part = slice(start, min(start + length, len(state)))

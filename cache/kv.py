@@ -20,6 +20,9 @@ class KVCache:
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, devices: Sequence[torch.device]) -> None:
         """shape: [B, H_kv, capacity, D] of each tensor. devices: of each layer."""
         self.layers, self.batch, self.capacity = len(devices), shape[0], shape[2]
+        for name, count, least in (("batch", self.batch, 1), ("capacity", self.capacity, 0)):
+            if type(count) is not int or count < least:
+                raise refuse(f"cache {name}", f"a whole number of at least {least}", count)
         try:
             self._keys = [torch.empty(shape, dtype=dtype, device=device) for device in devices]
             self._values = [torch.empty(shape, dtype=dtype, device=device) for device in devices]

@@ -92,7 +92,7 @@ class State:
     @classmethod
     def prompt(cls, contract: Contract, question: str, choices: Sequence[str]) -> "State":
         """Returns the prompt block of a task, delimiters included; everything the user typed is ordinary text."""
-        ids = contract.codec.encode(contract.codec.prompt(question, list(choices)))
+        ids = contract.codec.encode(contract.codec.prompt(question, choices))
         return cls.from_tokens(contract, [contract.open_ids[0], *ids, contract.close_ids[0]])
 
     def __len__(self) -> int:

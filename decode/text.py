@@ -143,7 +143,7 @@ class TextCodec:
         with _library("tokens: the tokenizer cannot decode them"):
             return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def prompt(self, question: str, choices: list[str] | tuple[str, ...]) -> str:
+    def prompt(self, question: str, choices: Sequence[str]) -> str:
         """Returns the filled template. InputError for more choices than there are letters."""
         return filled(self.template, question, choices)
 
@@ -155,7 +155,10 @@ def filled(template: str, question: str, choices: Sequence[str]) -> str:
 
 
 def lettered(choices: Sequence[str]) -> str:
-    """Returns one line per choice, each after its letter. InputError for more choices than there are letters."""
+    """Returns one line per choice, each after its letter. InputError for what is no list of texts, or too long."""
+    # a single text would be taken for its letters
+    if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+        raise refuse("choices", "a list of texts", choices)
     if len(choices) > len(LETTERS):
         raise refuse("choices", f"at most {len(LETTERS)}, one per letter", len(choices))
     return "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))

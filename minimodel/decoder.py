@@ -19,7 +19,7 @@ from minimodel.errors import refuse
 from minimodel.layers import SILU_KERNELS, RotaryEmbedding, apply_rotary_pos_emb, rms_norm
 from minimodel.linear import LINEAR_KERNELS, Projections
 from minimodel.numerics import NumericContract
-from minimodel.roles import NUM_ROLES, RoleRules, causal_mask, check_ids, check_mask
+from minimodel.roles import NUM_ROLES, RoleRules, causal_mask, check_ids, check_mask, check_shape
 
 Observe = Callable[[str, Tensor], None]
 Record = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], None]  # input_ids, roles, position_ids, mask
@@ -113,8 +113,8 @@ class Decoder:
 
         `roles` are raw roles 0-5, None exactly for a stock checkpoint. `mask` None means plain causal attention: only
         the mask (`roles.attention_mask`) restricts visibility. `record` is called first, with the four input tensors.
-        InputError for a mask of another dtype or shape, for roles without a role table or the reverse, and on the CPU
-        for token ids, roles or positions out of range.
+        InputError for a mask of another dtype or shape, for roles or positions of another shape, for roles without a
+        role table or the reverse, and on the CPU for token ids, roles or positions out of range.
         """
         if record is not None:
             record(input_ids, roles, position_ids, mask)
@@ -146,6 +146,9 @@ class Decoder:
         `attend` appends to the caches, applies the masks and calls the attention kernel. key_length is S, the largest
         one where several requests step together.
         """
+        for name, ids in (("roles", roles), ("position_ids", position_ids)):
+            if ids is not None:
+                check_shape(name, ids, *input_ids.shape)
         note = noting(observe)
         largest = check_ids("position_ids", position_ids, self.config.max_position_embeddings)
         hidden_states = note("embed", self.embed(input_ids, roles))  # [B, T, E]

@@ -65,8 +65,10 @@ class NumericContract:
         """`attention` and `linear` override their half of `kernels`. InputError for a name that does not exist."""
         if type(threads) is not int or not 1 <= threads <= 1024:
             raise refuse("threads", "an integer from 1 to 1024", threads)
-        if kernels not in KERNELS and "/" not in str(kernels):
+        if not isinstance(kernels, str) or (kernels not in KERNELS and "/" not in kernels):
             raise refuse("kernels", f"{' or '.join(KERNELS)} or ATTENTION/LINEAR", kernels)
+        if type(reduced_precision) is not bool:
+            raise refuse("reduced_precision", "True or False", reduced_precision)
         pair = attention or _pair(kernels)[0], linear or _pair(kernels)[1]
         for what, name, known in (
             ("dtype", dtype, list(DTYPES)),
@@ -206,6 +208,8 @@ def _pair(kernels: str) -> tuple[str, str]:
 
 def _check_device(names: str) -> None:
     """InputError unless `names` lists devices of one kind that are here."""
+    if not isinstance(names, str):
+        raise refuse("device", "the name cpu, cuda or cuda:N", names)
     kinds = set()
     for name in names.split(","):
         unknown = refuse("device", "cpu, cuda or cuda:N", name)

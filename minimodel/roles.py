@@ -99,6 +99,12 @@ def check_mask(mask: Tensor | None, batch: int, length: int, key_length: int) ->
         raise refuse("attention mask shape", f"[{batch}, 1, {length}, {key_length}]", list(mask.shape))
 
 
+def check_shape(name: str, ids: Tensor, batch: int, length: int) -> None:
+    """InputError unless the ids are [B or 1, T]: a single column would be taken for every token."""
+    if tuple(ids.shape) not in ((batch, length), (1, length)):
+        raise refuse(f"{name} shape", f"[{batch}, {length}]", list(ids.shape))
+
+
 def check_ids(name: str, ids: Tensor, limit: int) -> int:
     """Returns the largest id. InputError unless all are from 0 to limit - 1: indexing reads negative ones backwards.
 

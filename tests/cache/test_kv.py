@@ -118,6 +118,16 @@ def test_a_copy_is_equal_aliases_nothing_and_goes_on_alone(capacity):
         cache.copy(4)
 
 
+@pytest.mark.parametrize("count", [-1, 1.0, True, "2", None])
+@pytest.mark.parametrize(("name", "axis"), [("batch", 0), ("capacity", 2)])
+def test_a_size_that_is_no_count_is_refused_by_name(name, axis, count):
+    shape = [2, 2, 0, 4]
+    KVCache(shape, torch.float32, [CPU])
+    shape[axis] = count
+    with refused(f"cache {name}: expected a whole number of at least", repr(count)):
+        KVCache(shape, torch.float32, [CPU])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_copies_that_differ_in_one_bit_are_named(dtype):
     cache, signed = filled(dtype=dtype), filled(dtype=dtype)

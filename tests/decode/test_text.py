@@ -61,6 +61,14 @@ def test_more_choices_than_letters_are_refused(contract):
         contract.codec.prompt("q", ["c"] * 27)
 
 
+@pytest.mark.parametrize("choices", ["xy", "", [5], ["x", None]])
+def test_choices_that_are_no_list_of_texts_are_refused(contract, choices):
+    """A single text would be taken for the list of its letters."""
+    assert contract.codec.prompt("q", ("x", "y")).endswith("A. x\nB. y")
+    with refused("choices: expected a list of texts", repr(choices)):
+        State.prompt(contract, "q", choices)
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"model": 1}', b"\xff\xfe", b"[1"])
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, data):
     (tmp_path / "tokenizer.json").write_bytes(data)

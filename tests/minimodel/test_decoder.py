@@ -132,6 +132,14 @@ def test_ids_out_of_range_are_refused_by_name(bf16, name, value, expected):
         call(bf16, **{key: torch.tensor(ids) for key, ids in given.items()}, mask=None)
 
 
+@pytest.mark.parametrize("name", ["roles", "position_ids"])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 10), (10,), (1, 9)])
+def test_roles_and_positions_of_another_shape_are_refused(bf16, name, shape):
+    """A single column would be taken for every token: other numbers, and no error."""
+    with refused(f"{name} shape: expected [1, {len(TOKENS)}], found {list(shape)}"):
+        call(bf16, **{name: torch.zeros(shape, dtype=torch.int64)})
+
+
 def test_a_position_beyond_the_keys_takes_its_own_row_of_the_rotary_table(bf16):
     """A first table has 512 rows: position 900 of a short call needs more, and gets the bits of a longer table."""
     far, fresh = torch.arange(900, 900 + len(TOKENS))[None], copy.copy(bf16)

@@ -159,6 +159,10 @@ def test_parts_override_the_short_form_and_a_replaced_contract_has_the_kernels_t
         ({"device": "cpu,tpu"}, ("device: expected cpu, cuda or cuda:N, found 'tpu'",)),
         ({"device": "cpu,"}, ("device: expected cpu, cuda or cuda:N, found ''",)),
         ({"device": "cpu,meta"}, ("device: expected cpu, cuda or cuda:N, found 'meta'",)),
+        # of another type, as a caller from torch may give them
+        *(({"device": given}, ("device: expected the name", str(given))) for given in (None, 0, torch.device("cpu"))),
+        ({"kernels": ["eager"]}, ("kernels: expected", "['eager']")),
+        *(({"reduced_precision": given}, ("reduced_precision: expected True or False",)) for given in ("no", None, 1)),
     ],
 )
 def test_unknown_choices_are_refused_by_name(options, parts):
