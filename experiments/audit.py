@@ -21,7 +21,7 @@ from experiments.report.summaries import run_report
 from experiments.run.directory import Run, RunDirectory, read_finished
 from experiments.run.exits import DONE, GATE_FAILED, as_command, say
 from experiments.run.ledger import compare_leaves, row_key, without
-from experiments.run.options import SCHEMA, code_sha256
+from experiments.run.options import FRESH, PATH, SCHEMA, code_sha256
 from experiments.run.records import Manifest, Row, RowExtra, Summary
 from experiments.run.summary import run_summary
 from minimodel.errors import InputError
@@ -196,7 +196,9 @@ def audit_lines(summary: Summary) -> list[str]:
     return [*lines, f"audit {summary['dtype']}: {agree}/{summary['rows']} rows agree; the runs {verdict}"]
 
 
-def write_audit(out: Path, left: Run, right: Run, rows: list[Row], summary: Summary, started: float) -> None:
+def write_audit(
+    out: Path, left: Run, right: Run, rows: list[Row], summary: Summary, started: float, fresh: bool
+) -> None:
     """Writes the audit as a run directory with the left run's numeric contracts and checkpoint. Rows that an earlier
     audit of the same runs wrote there are kept.
     """
@@ -212,7 +214,7 @@ def write_audit(out: Path, left: Run, right: Run, rows: list[Row], summary: Summ
         "row_order": [row_key(row) for row in rows],
         "information": {"left": str(left.path), "right": str(right.path)},
     }
-    directory = RunDirectory(out, manifest, fresh=False)
+    directory = RunDirectory(out, manifest, fresh)
     try:
         for row in rows[len(directory.rows) :]:
             seconds = round(time.monotonic() - started, 4)
@@ -223,16 +225,17 @@ def write_audit(out: Path, left: Run, right: Run, rows: list[Row], summary: Summ
 
 
 @click.command(help=__doc__)
-@click.argument("left", metavar="A", type=click.Path(path_type=Path))
-@click.argument("right", metavar="B", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Also write the audit as a run directory.")
+@click.argument("left", metavar="A", type=PATH)
+@click.argument("right", metavar="B", type=PATH)
+@click.option("--out", type=PATH, metavar="DIR", help="Also write the audit as a run directory.")
+@FRESH
 @as_command("experiments.audit", resumes=True)
-def main(left: Path, right: Path, out: Path | None) -> int:
+def main(left: Path, right: Path, out: Path | None, fresh: bool) -> int:
     started = time.monotonic()
     sides = read_finished(left)[0], read_finished(right)[0]
     rows, summary = audit(*sides)
     if out is not None:
-        write_audit(out, *sides, rows, summary, started)
+        write_audit(out, *sides, rows, summary, started, fresh)
     for line in audit_lines(summary):
         say(line)
     return DONE if summary["passed"] else GATE_FAILED

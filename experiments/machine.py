@@ -28,7 +28,7 @@ from experiments.report.sections import MACHINE_SCHEMA, machine_blocks
 from experiments.run.costs import StreamingRead
 from experiments.run.exits import DONE, as_command, one_line
 from experiments.run.ledger import write_whole
-from experiments.run.options import DEVICE, THREADS, checkpoint_option
+from experiments.run.options import DEVICE, PATH, THREADS, checkpoint_option
 from minimodel.checkpoint import Checkpoint, file_digests, open_checkpoint
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
@@ -43,7 +43,7 @@ KERNELS = ("repeat_kv", "packed_gqa", "eager/plain", "repeat_kv/packed", "invari
 MOST = 32  # requests of one step that are tried: 64 rows
 STEPS, UNTIMED = 24, 8
 BUFFER = 256 << 20  # bytes of the streaming read
-FILE, OUT = click.Path(path_type=Path), Path("runs") / "machine.json"
+OUT = Path("runs") / "machine.json"
 
 
 def machine(checkpoint: Checkpoint, device: str, threads: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def step_seconds(model: Decoder, contract: Contract) -> float:
 @DEVICE
 @THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print machine.json's object instead of the table.")
-@click.option("--out", type=FILE, default=OUT, show_default=True, metavar="FILE", help="File to write or overwrite.")
+@click.option("--out", type=PATH, default=OUT, show_default=True, metavar="FILE", help="File to write or overwrite.")
 @as_command("experiments.machine")
 def main(checkpoint: Path, device: str, threads: int, as_json: bool, out: Path) -> int:
     document = machine(open_checkpoint(checkpoint), device, threads)

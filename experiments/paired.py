@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from experiments.run.exits import DONE, as_command
+from experiments.run.options import PATH
 from experiments.run.tasks import read_records
 from minimodel.errors import InputError
 from stats.endpoints import compare_results
@@ -20,8 +21,8 @@ _ABSENT = object()
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("left", type=click.Path(path_type=Path))
-@click.argument("right", type=click.Path(path_type=Path))
+@click.argument("left", type=PATH)
+@click.argument("right", type=PATH)
 @click.option("--id", "id_field", default="id", show_default=True, metavar="FIELD", help="Field that names the item.")
 @click.option(
     "--correct",

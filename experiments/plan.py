@@ -16,7 +16,7 @@ from experiments.report.blocks import Table
 from experiments.report.plain import markdown_table
 from experiments.run import costs
 from experiments.run.exits import DONE, as_command
-from experiments.run.options import with_options
+from experiments.run.options import PATH, FiniteRange, with_options
 from minimodel.checkpoint import CONFIG
 from minimodel.config import ModelConfig
 from minimodel.config_file import read_config
@@ -83,10 +83,10 @@ def span(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
-FILE, POSITIVE = click.Path(path_type=Path), click.FloatRange(min=0, min_open=True)
+POSITIVE = FiniteRange(min=0, min_open=True)
 OPTIONS = [
-    click.option("--checkpoint", type=FILE, metavar="DIR", help="Plan for the config.json of this checkpoint."),
-    click.option("--config", type=FILE, metavar="FILE", help="Plan for this config.json."),
+    click.option("--checkpoint", type=PATH, metavar="DIR", help="Plan for the config.json of this checkpoint."),
+    click.option("--config", type=PATH, metavar="FILE", help="Plan for this config.json."),
     click.option("--preset", "model", type=click.Choice(list(PRESETS)), help="Plan for this public model."),
     click.option("--dtype", "dtypes", type=click.Choice(list(DTYPES)), multiple=True,
                  help="Dtype of weights and K/V; may be repeated. [default: all]"),

@@ -17,12 +17,13 @@ from experiments.report.rows import divergence_drawing, find_row, row_blocks
 from experiments.report.runs import read_runs
 from experiments.run.exits import DONE, as_command, say
 from experiments.run.ledger import row_key, write_whole
+from experiments.run.options import PATH, PathOption
 
-FILE = click.Path(path_type=Path, dir_okay=False)
+FILE = PathOption(path_type=Path, dir_okay=False)
 
 
 @click.command(help=__doc__)
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run", metavar="RUN", type=PATH)
 @click.argument("row", metavar="ROW")
 @click.option("--svg", type=FILE, metavar="FILE", help="Also draw where the row's suffixes part, as an SVG file.")
 @as_command("experiments.show")

@@ -16,7 +16,7 @@ from decode.record import causal_sha256
 from decode.text import CHAT_TEMPLATE, Chat, TextCodec
 from experiments.run.control import Control, Input, chat_steps, select
 from experiments.run.loop import run
-from experiments.run.options import RunOptions, build_manifest, common_options, dtype_option
+from experiments.run.options import PATH, RunOptions, build_manifest, common_options, dtype_option
 from experiments.run.tasks import Task, load_tasks, of_each_task
 from minimodel.checkpoint import open_checkpoint
 from minimodel.decoder import Decoder
@@ -53,7 +53,7 @@ def template_text(file: Path) -> str:
 @click.option(
     "--template",
     "file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=None,
     metavar="FILE",
     help="Chat template as text: special tokens by name, {question} once, {choices} at most once. "

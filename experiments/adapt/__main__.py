@@ -28,6 +28,7 @@ from experiments.adapt.added import Delimiters, add_delimiters, converted_table,
 from experiments.adapt.stream import Planned, plan_bytes, with_rows, write_stream
 from experiments.run.exits import DONE, as_command
 from experiments.run.ledger import sha256_file
+from experiments.run.options import PATH, FiniteRange
 from minimodel.checkpoint import CONFIG, CONTRACT, ROLE_TABLE, SINGLE, TOKENIZER, Checkpoint, open_checkpoint
 from minimodel.errors import InputError
 from minimodel.files import inside, read_json_object
@@ -145,7 +146,7 @@ def _described(checkpoint: Checkpoint, added: Delimiters, choices: Choices) -> l
     ]
 
 
-path_option = partial(click.option, type=click.Path(path_type=Path), default=None)
+path_option = partial(click.option, type=PATH, default=None)
 shown_option = partial(click.option, show_default=True)
 cap_option = partial(shown_option, type=click.IntRange(1, 1 << 20))
 
@@ -158,7 +159,7 @@ cap_option = partial(shown_option, type=click.IntRange(1, 1 << 20))
     metavar="FILE",
     help="Convert this table (.pt, read with weights-only loading, or .safetensors) instead of making one.",
 )
-@shown_option("--role-std", default=0.0, type=click.FloatRange(0, 1e6), help="Normal role rows; 0: zeros.")
+@shown_option("--role-std", default=0.0, type=FiniteRange(0, 1e6), help="Normal role rows; 0: zeros.")
 @shown_option("--role-seed", default=0, type=click.IntRange(0), help="Seed of normal role rows.")
 @shown_option("--open-like", default="<|im_start|>", help="Token whose rows the opening ones copy.")
 @shown_option("--close-like", default="<|im_end|>", help="Token whose rows the closing ones copy.")

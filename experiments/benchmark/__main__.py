@@ -85,7 +85,7 @@ OPTIONS: list[options.Decorator] = [
     number("--steps", 24, "Decode steps per sample."),
     number("--block", 128, "Tokens of a build per sample."),
     number("--buffer", 1024, "Buffer whose reading gives the memory bandwidth; far beyond the CPU's caches.", "MIB"),
-    click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+    click.option("--out", type=options.PATH, metavar="DIR",
                  help="Directory of benchmark.json and the report. [default: runs/benchmark-DTYPE]"),
     options.FRESH,
     options.QUIET,

@@ -25,6 +25,7 @@ from experiments.crosscheck.explain import Rerun, explain_files, explain_row
 from experiments.run.directory import INFORMATION, Run, read_run
 from experiments.run.exits import DONE, GATE_FAILED, as_command, say
 from experiments.run.ledger import compare_leaves, without
+from experiments.run.options import PATH
 from minimodel.errors import InputError, refuse
 
 SEAL = "row_sha256"  # of a row: it follows from the rest
@@ -124,11 +125,11 @@ def print_report(report: dict[str, Any], quiet: bool) -> None:
 
 
 @click.command(help=__doc__)
-@click.argument("left", metavar="A", type=click.Path(path_type=Path))
-@click.argument("right", metavar="B", type=click.Path(path_type=Path))
+@click.argument("left", metavar="A", type=PATH)
+@click.argument("right", metavar="B", type=PATH)
 @click.option(
     "--checkpoint",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=None,
     metavar="DIR",
     help="Compute a differing construction again with it. [default for runs: the recorded one]",

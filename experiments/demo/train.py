@@ -22,6 +22,7 @@ from experiments.demo.corpus import POOL_BATCHES, Batch, collate, held_out_tasks
 from experiments.demo.model import config_json, initial_weights, loss_sum, write_checkpoint
 from experiments.run.exits import DONE, as_command
 from experiments.run.ledger import write_whole
+from experiments.run.options import PathOption
 from minimodel.config_file import read_config
 from minimodel.decoder import Decoder
 from minimodel.errors import refuse
@@ -158,7 +159,7 @@ def train(out: Path, plan: Plan, threads: int, save_every: int, stop: int | None
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Directory to write.")
+@click.option("--out", type=PathOption(path_type=Path, file_okay=False), required=True, help="Directory to write.")
 @click.option("--seed", type=click.IntRange(0), default=20260728, show_default=True, help="Seed of all draws.")
 @click.option("--steps", type=click.IntRange(20), default=3600, show_default=True, help="Optimizer steps of the run.")
 @click.option("--batch", type=click.IntRange(1), default=10, show_default=True, help="Problems per optimizer step.")

@@ -28,6 +28,7 @@ from decode.text import LETTERS
 from experiments.run import tasks
 from experiments.run.exits import DONE, as_command
 from experiments.run.ledger import canonical, sha256_file, sha256_text, write_whole
+from experiments.run.options import PATH
 from experiments.run.tasks import Task
 from minimodel.errors import InputError, refuse
 
@@ -217,8 +218,8 @@ field = partial(click.option, default="", metavar="FIELD")
 
 
 @click.command(help=__doc__)
-@click.argument("source", required=False, default=BUNDLED, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new directory.")
+@click.argument("source", required=False, default=BUNDLED, type=PATH)
+@click.option("--out", required=True, type=PATH, metavar="DIR", help="A new directory.")
 @click.option("--holdout", type=click.IntRange(min=1), default=None, metavar="N", help="Keep N rows, chosen by seed.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the holdout.")
 @field("--id", help="The row's id. [default: Record ID or id]")

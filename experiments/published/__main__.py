@@ -9,19 +9,20 @@ import click
 
 from experiments.published.export import CLAIMS, PLAN, export_runs
 from experiments.run.exits import DONE, GATE_FAILED, as_command
+from experiments.run.options import PATH
 from minimodel.files import read_json_object
 from stats.published.claims import Claim, recompute
 from stats.published.selection import PanelCheck, rederive_panels
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=PATH)
 @click.option(
     "--export",
     "runs",
     multiple=True,
     metavar="RUN",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write this finished run to DIR in the release's form instead; may be repeated.",
 )
 @click.option("--quiet", is_flag=True, help="Print only what differs, and the closing lines.")

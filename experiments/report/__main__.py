@@ -17,12 +17,13 @@ from experiments.report.page import write_report
 from experiments.report.runs import find_runs, matched_matrices, read_runs
 from experiments.report.sections import build_report
 from experiments.run.exits import DONE, GATE_FAILED, as_command, say
+from experiments.run.options import PATH, PathOption
 
-OUT = click.Path(path_type=Path, file_okay=False)
+OUT = PathOption(path_type=Path, file_okay=False)
 
 
 @click.command(help=__doc__)
-@click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=PATH)
 @click.option("--out", type=OUT, default=Path("runs") / "report", show_default=True, metavar="DIR",
               help="Where report.md and report.html go.")  # fmt: skip
 @as_command("experiments.report")

@@ -4,6 +4,7 @@ A manifest holds everything that decides a row's bits. It is written before the 
 """
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
@@ -70,8 +71,28 @@ class RunOptions:
         return self.out if self.out is not None else Path("runs") / name
 
 
+class PathOption(click.Path):
+    """A path. The empty text, which an unset shell variable leaves, is refused: it would be the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("expected a path, found an empty text; . is the working directory", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds. NaN is refused: it lies within any, as no comparison with it holds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"expected a finite number, found {number}", param, ctx)
+        return number
+
+
+PATH = PathOption(path_type=Path)
 _count = partial(click.option, default=None, metavar="N")
-_path = partial(click.option, type=click.Path(path_type=Path))
+_path = partial(click.option, type=PATH)
 DEVICE = click.option(
     "--device",
     "--devices",

@@ -55,6 +55,9 @@ def test_bad_bases_and_options_are_one_line_and_leave_nothing(tmp_path, tiny_dir
         ("--role-std", "--base", base, "--role-table", tmp_path / "none.pt", "--role-std", 1),
     ):
         one_line(call("adapt", *out, *arguments), part)
+    for option, value in (("--role-std", "nan"), ("--role-std", "inf"), ("--out", ""), ("--role-table", "")):
+        done = call("adapt", *out, "--base", base, option, value)
+        assert done.exit_code == 2 and f"Invalid value for '{option}'" in done.stderr, done.output
     data = (base / "model.safetensors").read_bytes()
     (base / "model.safetensors").write_bytes(data[:-2])
     one_line(call("adapt", "--base", base, *out), "damaged")

@@ -113,6 +113,14 @@ def test_live_joins_incremental_only_where_each_side_lacks_the_other():
     assert joined_arms(live, both) == {"live": "live"}
 
 
+def test_another_audit_is_refused_there_unless_fresh(study, tmp_path):
+    out = ("--out", tmp_path / "audit")
+    assert audit(study, MATRIX, FIXED, *out).exit_code == 0
+    assert "--fresh" in one_line(call("audit", MATRIX, MATRIX, *out, cwd=study))
+    assert audit(study, MATRIX, MATRIX, *out, "--fresh").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit", "audit.1"]
+
+
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     wide = with_numeric(study / MATRIX, tmp_path / "fp64", dtype="fp64")
     torn = shutil.copytree(study / MATRIX, tmp_path / "torn")

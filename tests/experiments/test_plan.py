@@ -158,6 +158,14 @@ def test_bad_input_is_one_line(arguments: list[Any], parts: tuple[str, ...], tmp
     one_line(call("plan", *arguments, cwd=tmp_path), *parts)
 
 
+@pytest.mark.parametrize("option", ["--bandwidth", "--tflops"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0"])
+def test_a_speed_that_is_no_number_is_refused(option: str, value: str, tmp_path: Path) -> None:
+    speeds = {"--bandwidth": "10", "--tflops": "10", option: value}
+    done = call("plan", *(word for pair in speeds.items() for word in pair), cwd=tmp_path)
+    assert done.exit_code == 2 and option in done.stderr and "nan" not in done.stdout
+
+
 def test_default_prefix_leaves_room_in_a_short_context(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 500}))
     assert "Rows of 225 prefix and 275 suffix tokens" in call("plan", "--config", "config.json", cwd=tmp_path).output

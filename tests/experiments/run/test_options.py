@@ -100,3 +100,25 @@ def test_the_commit_is_that_of_the_trees_own_repository_alone(tmp_path, monkeypa
         assert git_state() == {"git_commit": None, "git_dirty": None}, "without git"
     monkeypatch.setattr(options, "ROOT", installed.resolve())
     assert git_state() == {"git_commit": None, "git_dirty": None}, "installed below another repository"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *(("matrix", [*SMALL, option, ""]) for option in ("--out", "--checkpoint", "--tasks")),
+        ("fixed_prefix", ["--source", ""]),
+        ("report", ["--out", ""]),
+        ("report", [""]),
+        ("show", ["", "t000"]),
+        ("audit", ["", ""]),
+        ("crosscheck", ["", ""]),
+        ("paired", ["", ""]),
+        ("prepare", ["--out", ""]),
+        ("published", [""]),
+    ],
+)
+def test_an_empty_path_is_not_the_working_directory(tmp_path, name, arguments):
+    """As `--out "$DIR"` gives it where the variable is not set."""
+    done = call(name, *arguments, cwd=tmp_path)
+    assert done.exit_code == 2 and "expected a path, found an empty text" in done.stderr, done.output
+    assert not list(tmp_path.iterdir())
