@@ -19,7 +19,9 @@ from experiments.report import blocks as kinds
 from experiments.report.blocks import Block, Cell, Link, Report, RowEntry, visible
 from experiments.report.charts import VARIABLES, missing, standalone
 from experiments.report.plain import FIGURES, render_markdown
+from experiments.run.directory import MANIFEST
 from experiments.run.ledger import write_whole
+from minimodel.errors import InputError
 
 EMBEDDED_ROWS, EMBEDDED_CHARACTERS = 200, 3_500_000
 ROWS = "rows"  # folder of the script files, beside the page
@@ -32,7 +34,10 @@ POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{DI
 
 
 def write_report(report: Report, out: Path) -> Path:
-    """Writes report.md, its drawings under figures/, report.html and its row files; returns the page's path."""
+    """Writes report.md, its drawings under figures/, report.html and its row files; returns the page's path. InputError
+    for the directory of a run, which has a report.md of its own."""
+    if (out / MANIFEST).exists():
+        raise InputError(f"{out}: expected a directory that is no run, found {MANIFEST}; choose another --out")
     drawn = {f"{FIGURES}/{figure.name}.svg": figure.svg for figure in _figures(report.blocks)}
     if not all(drawn.values()):
         report = report._replace(blocks=(kinds.Alert(f"No charts: {missing()}.", "Note"), *report.blocks))

@@ -1,18 +1,18 @@
 """Run directories read back for the report, with a line for each fault; their compared arms, in all and by row."""
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from experiments.report.texts import Texts, read_texts
-from experiments.run.directory import MANIFEST, ROWS, SUMMARY, TIMING, read_run
+from experiments.run.directory import MANIFEST, TIMING, read_run
 from experiments.run.exits import readable
 from experiments.run.ledger import row_key
+from experiments.run.records import Timing, fields
 from experiments.run.summary import matched_prefixes
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json, read_bytes
@@ -25,24 +25,6 @@ CONSTRUCTIONS = ("incremental", "prefill")
 TRANSPLANTS = {arm: DONORS.get(arm, (arm, arm)) for arm in ("incremental", *reversed(DONORS), "prefill")}
 # the arms that an experiment compares, the first pair that a row holds
 COMPARED = (("live", "prefill"), ("incremental", "prefill"), ("live", "incremental"), ("singleton", "pair"))
-
-
-class Fields(dict[str, Any]):
-    """A JSON object of a file. A field that it lacks is an InputError, because a run of another version wrote it."""
-
-    def __init__(self, source: Path | str, value: dict[str, Any]) -> None:
-        super().__init__(value)
-        self.source = source
-
-    def __missing__(self, key: str) -> Any:
-        raise InputError(
-            f"{self.source}: expected the field {key!r}, found none; the run was written by another version of the code"
-        )
-
-
-def fields(value: Any, source: Path | str) -> Any:
-    """Returns the JSON value with every object as `Fields`."""
-    return json.loads(json.dumps(value), object_hook=partial(Fields, source))
 
 
 @dataclass(frozen=True)
@@ -96,13 +78,10 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         anchors = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
         anchor = next(one for one in anchors if one not in {run.anchor for run in runs})
         read, timing = read_run(path), path / TIMING
-        if not isinstance(read.manifest.get("environment"), dict):
-            raise refuse(f"{path / MANIFEST}: environment", "an object", read.manifest.get("environment"))
-        manifest, summary = fields(read.manifest, path / MANIFEST), fields(read.summary or {}, path / SUMMARY)
-        rows = [fields(row, f"{path / ROWS}: row {readable(key)}") for key, row in read.rows.items()]
         lines = read_bytes(timing).split(b"\n")[:-1] if timing.exists() else []
-        times = fields([parse_json(line, timing) for line in lines if line], timing)
-        runs.append(Run(path, readable(path.name), anchor, manifest, summary, rows, times))
+        times = fields([parse_json(line, timing) for line in lines if line], list[Timing], timing)
+        rows, summary = list(read.rows.values()), read.summary or {}
+        runs.append(Run(path, readable(path.name), anchor, read.manifest, summary, rows, times))
     return runs
 
 

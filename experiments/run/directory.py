@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from experiments.run.exits import readable
 from experiments.run.ledger import (
     append_line,
     canonical,
@@ -30,7 +31,7 @@ from experiments.run.ledger import (
     without,
     write_whole,
 )
-from experiments.run.records import Manifest, Row, Summary, Timing
+from experiments.run.records import Manifest, Row, Summary, Timing, fields
 from experiments.run.summary import gate_counts
 from minimodel.errors import InputError, refuse
 from minimodel.files import MAX_JSON_BYTES, read_json_object
@@ -39,6 +40,7 @@ MANIFEST, ROWS, TIMING, SUMMARY, REPORT = "manifest.json", "rows.jsonl", "timing
 LOCK, PARTIAL = ".lock", "partial"
 BESIDE = ("timing", "row_sha256")  # what a line of a partial ledger holds beside the row
 INFORMATION = "information"  # the one part of a manifest that may differ on resume: paths, commit, command
+INPUTS = ("source", "left", "right", "tasks", "checkpoint")  # of the information: paths that the command reads
 Keep = Callable[[int, Row, Timing], Any]  # writes the finished row of an index
 
 
@@ -74,6 +76,7 @@ class RunDirectory:
         """
         self.path = path
         if fresh and path.exists():
+            _require_inputs_apart(path, manifest)
             set_aside(path, MANIFEST, ("schema", "row_order"), LOCK)
         self.manifest: Manifest = json.loads(canonical(manifest))
         self._require_takeable()  # before a lock file is put there, and again once the lock is held
@@ -143,7 +146,7 @@ class RunDirectory:
 
     def inform(self, name: str, key: str, text: str) -> bool:
         """Keeps a text under `name` and `key` of the manifest's information; False where it stands there already."""
-        manifest = read_json_object(self.path / MANIFEST)
+        manifest = fields(read_json_object(self.path / MANIFEST), Manifest, self.path / MANIFEST)
         kept = manifest[INFORMATION].setdefault(name, {})
         if kept.get(key) == text:
             return False
@@ -193,6 +196,14 @@ class RunDirectory:
 
 def _document(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def _require_inputs_apart(path: Path, manifest: Manifest) -> None:
+    """InputError where an input of the command lies in the directory that --fresh is about to rename."""
+    for name in INPUTS:
+        given = manifest[INFORMATION].get(name)
+        if given is not None and Path(given).resolve().is_relative_to(path.resolve()):
+            raise InputError(f"{path}: expected a directory to set aside, found the {name} {given} in it; choose --out")
 
 
 def set_aside(path: Path, document: str, keys: tuple[str, ...], lock_name: str = "") -> None:
@@ -277,25 +288,20 @@ def read_run(path: Path) -> Run:
     if not (path / MANIFEST).is_file():
         found = "nothing" if not path.exists() else "a file" if path.is_file() else "no manifest"
         raise InputError(f"{path}: expected a run directory, found {found}")
-    manifest = read_json_object(path / MANIFEST)
-    for key, kind in (("experiment", str), ("numeric", list), ("row_order", list)):
-        if not isinstance(manifest.get(key), kind):
-            raise refuse(f"{path / MANIFEST}: {key}", f"a {kind.__name__}", manifest.get(key))
-    numeric, order = manifest["numeric"], manifest["row_order"]
-    if not numeric or not all(isinstance(one, dict) and isinstance(one.get("dtype"), str) for one in numeric):
+    manifest = fields(read_json_object(path / MANIFEST), Manifest, path / MANIFEST)
+    numeric, order, summary = manifest["numeric"], manifest["row_order"], None
+    if not numeric or not all(isinstance(one.get("dtype"), str) for one in numeric):
         raise refuse(f"{path / MANIFEST}: numeric", "at least one numeric contract, each with its dtype", numeric)
-    if not all(isinstance(name, str) for name in order):
-        raise refuse(f"{path / MANIFEST}: row_order", "a list of row ids", order)
     rows, torn = read_ledger(path / ROWS, order)
-    summary = None
     if not torn and len(rows) == len(order) and (path / SUMMARY).exists():
-        summary = read_json_object(path / SUMMARY)
+        summary = fields(read_json_object(path / SUMMARY), Summary, path / SUMMARY)
         for key, value in {"rows": len(rows), "gates": gate_counts(rows)}.items():
             if summary.get(key) != value:
                 raise refuse(f"{path / SUMMARY}: {key}", f"{value} (from {ROWS})", summary.get(key))
         if summary.get("passed") and not all(row["passed"] for row in rows):
             raise refuse(f"{path / SUMMARY}: passed", f"False (from {ROWS})", True)
-    return Run(path, manifest, {row_key(row): {**row} for row in rows}, summary)
+    read = [fields(row, Row, f"{path / ROWS}: row {readable(row_key(row))}") for row in rows]
+    return Run(path, manifest, {row_key(row): row for row in read}, summary)
 
 
 def read_finished(path: Path) -> tuple[Run, dict[str, Any]]:

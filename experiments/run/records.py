@@ -1,6 +1,16 @@
-"""The records that travel: manifest, ledger row with its arms and comparisons, summary. One comment per field."""
+"""The records that travel: manifest, ledger row with its arms and comparisons, summary. One comment per field.
 
-from typing import Any, NotRequired, TypedDict
+`fields` reads one back, whatever an editor or another version of the code has made of it.
+"""
+
+import json
+from collections.abc import Iterable
+from functools import cache, partial
+from pathlib import Path
+from types import UnionType
+from typing import Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+
+from minimodel.errors import InputError, refuse
 
 Gates = dict[str, bool]  # verdict by gate name
 Drift = dict[str, Any]  # `cache.drift`: exact, differing, elements, max_abs, mean_abs, L2 norms, first_difference
@@ -255,3 +265,50 @@ class Summary(Endpoints):
     gates: dict[str, dict[str, int]]  # by gate name: rows that pass it (passed), all rows (of)
     no_result: str | None  # why the endpoints are no result, and over how many rows they were computed
     prefix_length: dict[str, float] | None  # median, min, max
+
+
+class Fields(dict[str, Any]):
+    """A JSON object of a file. A field that it lacks is an InputError, because a run of another version wrote it."""
+
+    def __init__(self, source: Path | str, value: dict[str, Any]) -> None:
+        super().__init__(value)
+        self.source = source
+
+    def __missing__(self, key: str) -> Any:
+        raise InputError(
+            f"{self.source}: expected the field {key!r}, found none; the run was written by another version of the code"
+        )
+
+
+def fields(value: Any, kind: Any, source: Path | str) -> Any:
+    """Returns a record that was read from a file, with every object as `Fields`.
+
+    InputError where a part is not of the type that `kind`, a record or a list of records, declares.
+    """
+    if fault := misfit(value, kind):
+        raise InputError(f"{source}: {fault}; it was edited, or written by another version of the code")
+    return json.loads(json.dumps(value), object_hook=partial(Fields, source))
+
+
+def misfit(value: Any, kind: Any, at: str = "") -> str:
+    """Returns 'PATH: expected TYPE, found VALUE' for the first part that is not of its declared type; empty where all
+    are. A field that no record declares may hold anything, and a missing one is none of another type."""
+    if kind is Any:
+        return ""
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin is UnionType:
+        faults = [misfit(value, one, at) for one in inner]
+        return "" if "" in faults else faults[0]
+    declared = _hints(kind) if is_typeddict(kind) else None
+    wanted = origin if declared is None else dict
+    if type(value) is not wanted and (wanted, type(value)) != (float, int):
+        return str(refuse(at.lstrip("."), wanted.__name__, value))
+    parts: Iterable[tuple[str, Any, Any]] = ()
+    if wanted is dict:
+        parts = ((f"{at}.{key}", one, declared.get(key, Any) if declared else inner[1]) for key, one in value.items())
+    elif wanted is list:
+        parts = ((f"{at}[{index}]", one, inner[0]) for index, one in enumerate(value))
+    return next(filter(None, (misfit(one, own, where) for where, one, own in parts)), "")
+
+
+_hints = cache(get_type_hints)

@@ -211,7 +211,10 @@ def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):
     [numeric] = manifest_of(failed)["numeric"]
     fp32 = shutil.copytree(study / "runs/matrix-bf16", tmp_path / "fp32")
     edit_json(fp32 / "manifest.json", numeric=[{**numeric, "dtype": "fp32"}])
+    foreign = shutil.copytree(study / "runs/matrix-bf16", tmp_path / "foreign")
+    edit_json(foreign / "manifest.json", checkpoint=...)
     for source, line in (
+        (foreign, "foreign/manifest.json: expected the field 'checkpoint', found none"),
         (failed, "expected a run whose gates all passed, found failed rows; make it with"),
         (fp32, "expected a bf16 run, found fp32; make it with"),
         (with_prefix(study, tmp_path / "one", slice(1, None)), "prefix of row t000: token 0: "),

@@ -14,7 +14,7 @@ from experiments.run.designs import matrix_summary
 from experiments.run.summary import gate_counts, matched_prefixes
 from minimodel.errors import InputError
 from tests.experiments.report.page import HOSTILE, Page
-from tests.experiments.runs import call, ledger, manifest_of, one_line, rewrite, summary_of
+from tests.experiments.runs import call, change_at, ledger, manifest_of, one_line, rewrite, summary_of
 from tests.helpers import edit_json
 
 
@@ -97,6 +97,13 @@ def test_a_replication_with_a_failed_gate_has_no_interpretation(reported, tmp_pa
     assert done.exit_code == 3 and text in "".join(page.text) and "Frozen interpretation" not in "".join(page.text)
 
 
+def edit_row(run, path, change):
+    """Changes the first row at a path, sealed anew, as another version of the code may have written it."""
+    rows = ledger(run)
+    change_at(rows[0], path, change)
+    rewrite(run, rows)
+
+
 def damage(run):
     rows = (run / "rows.jsonl").read_text()
     (run / "rows.jsonl").write_text(rows.replace('"index":0', '"index":7', 1))
@@ -111,6 +118,25 @@ def damage(run):
         (lambda run: edit_json(run / "manifest.json", environment=[]), ("manifest.json: environment", "an object")),
         (fail_silently, ("summary.json: passed: expected False",)),
         (damage, ("line 1", "damage")),
+        (
+            lambda run: edit_json(run / "manifest.json", visibility=None),
+            ("manifest.json: visibility: expected list, found None",),
+        ),
+        (lambda run: edit_json(run / "manifest.json", caps={"merge": "28"}), ("caps.merge: expected int, found '28'",)),
+        (lambda run: edit_json(run / "manifest.json", information=[]), ("manifest.json: information: expected dict",)),
+        (
+            lambda run: edit_json(run / "summary.json", first_divergence=5),
+            ("summary.json: first_divergence: expected dict",),
+        ),
+        (
+            lambda run: edit_row(run, "arms.live.suffix.0", lambda token: str(token)),
+            ("row ", "arms.live.suffix[0]: expected int"),
+        ),
+        (
+            lambda run: edit_row(run, "comparisons.live:prefill.cache.layers.0.key", lambda drift: {}),
+            ("the field 'relative_l2', found none",),
+        ),
+        (lambda run: (run / "timing.jsonl").write_text("[]\n"), ("timing.jsonl: [0]: expected dict",)),
     ],
 )
 def test_a_run_that_contradicts_itself_is_refused(reported, tmp_path, break_it, parts):
@@ -118,6 +144,13 @@ def test_a_run_that_contradicts_itself_is_refused(reported, tmp_path, break_it, 
     break_it(tmp_path / "run")
     one_line(call("report", tmp_path / "run", "--out", tmp_path / "out", cwd=tmp_path), *parts)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_report_never_takes_the_place_of_a_runs_own(reported, tmp_path):
+    run = shutil.copytree(reported[0], tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert "choose another --out" in one_line(call("report", run, "--out", run, cwd=tmp_path))
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
 def test_the_same_run_twice_and_an_empty_folder_are_refused(reported, tmp_path):

@@ -78,6 +78,16 @@ def give_up_root():
         assert ctypes.CDLL(None, use_errno=True).capset(header, (ctypes.c_uint32 * 6)()) == 0, "capset"
 
 
+def test_a_boundary_that_does_not_fit_is_named_and_leaves_no_part(small, undisturbed, tmp_path):
+    out, size = tmp_path / "run", (undisturbed.directory / "manifest.json").stat().st_size + 1000
+    ended = small.run(out, "--save-boundaries", before=lambda: limit_file_size(size))
+    one_error(ended, f"{out / 'boundaries'}/", "File too large")
+    assert not list((out / "boundaries").iterdir())
+    assert small.run(out, "--save-boundaries").code == 0
+    assert (out / "rows.jsonl").read_bytes() == undisturbed.rows
+    assert min(path.stat().st_size for path in (out / "boundaries").iterdir()) > size, "each was too large"
+
+
 def test_a_directory_that_may_not_be_written_is_named(small, tmp_path):
     out, closed = tmp_path / "run", tmp_path / "closed"
     closed.mkdir(mode=0o555)

@@ -120,6 +120,17 @@ def test_a_directory_above_the_working_directory_is_never_renamed(tmp_path, monk
     assert names(tmp_path) == ["run"]
 
 
+@pytest.mark.parametrize("name", ["source", "left", "right", "tasks", "checkpoint"])
+def test_a_run_that_the_command_reads_is_not_set_aside(tmp_path, name):
+    path = opened(tmp_path / "run", rows=ROWS)
+    for given in (path, path / "rows.jsonl"):
+        with refused("to set aside", f"{name} {given}", "choose --out"):
+            opened(path, fresh=True, information={name: str(given)})
+    assert names(tmp_path) == ["run"]
+    opened(path, fresh=True, information={name: str(tmp_path / "run.x")})  # the control: one beside it
+    assert names(tmp_path) == ["run", "run.1"]
+
+
 def test_a_run_behind_a_link_is_set_aside_where_it_lies(tmp_path):
     (tmp_path / "big").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "big")
@@ -141,16 +152,18 @@ def test_a_manifest_that_could_not_be_read_back_is_refused_before_the_first_row(
 @pytest.mark.parametrize(
     ("key", "value", "part"),
     [
-        *(("numeric", value, "at least one numeric contract") for value in ([], [1], [{}], [{"dtype": None}])),
-        *((key, value, "expected a ") for key, value in (("numeric", {}), ("experiment", None), ("row_order", "ab"))),
-        ("row_order", [1], "a list of row ids"),
+        *(("numeric", value, "at least one numeric contract") for value in ([], [{}], [{"dtype": None}])),
+        *(("numeric", value, part) for value, part in (({}, ": expected list"), ([1], "[0]: expected dict"))),
+        ("experiment", None, "experiment: expected str, found None"),
+        *(("row_order", value, part) for value, part in (("ab", ": expected list"), ([1], "[0]: expected str"))),
+        ("row_order", ..., "expected the field 'row_order', found none"),
     ],
 )
 def test_a_manifest_that_lacks_what_readers_use_is_refused_by_every_reader(tmp_path, key, value, part):
     path = opened(tmp_path / "run")
     read_run(path)
     edit_json(path / "manifest.json", **{key: value})
-    with refused(f"manifest.json: {key}", part):
+    with refused("manifest.json: ", key, part):
         read_run(path)
 
 
