@@ -124,9 +124,10 @@ def step_seconds(model: Decoder, contract: Contract) -> float:
 @click.option("--out", type=PATH, default=OUT, show_default=True, metavar="FILE", help="File to write or overwrite.")
 @as_command("experiments.machine")
 def main(checkpoint: Path, device: str, threads: int, as_json: bool, out: Path) -> int:
-    document = machine(open_checkpoint(checkpoint), device, threads)
-    text = json.dumps(document, indent=1, allow_nan=False)
+    opened = open_checkpoint(checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
+    document = machine(opened, device, threads)
+    text = json.dumps(document, indent=1, allow_nan=False)
     write_whole(out, text + "\n")
     click.echo(text if as_json else f"{render_text(machine_blocks(document))}machine: {out}")
     return DONE

@@ -199,8 +199,9 @@ def main(out: Path | None, fresh: bool, **given: Any) -> int:
     directory = out or Path("runs") / f"benchmark-{given['dtype']}"
     check(directory, fresh)
     document = benchmark(given)
+    click.echo(f"{printed(document)}\n")  # first: what was measured is not lost where it cannot be written
     write(document, directory)
-    click.echo(f"{printed(document)}\n\nbenchmark: {directory}")
+    click.echo(f"benchmark: {directory}")
     return GATE_FAILED if document["unequal_bits"] else DONE
 
 

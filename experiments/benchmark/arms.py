@@ -84,7 +84,7 @@ def open_reference(module: str, directory: Path, numeric: NumericContract) -> Ar
     InputError where the module cannot be imported or has no `open_arm`."""
     try:
         found = importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, TypeError, ValueError) as error:  # the last two: empty, or relative
         raise InputError(f"--reference {module}: expected a module that can be imported, found {error}") from None
     opener: Callable[[Path, NumericContract], Arm] | None = getattr(found, "open_arm", None)
     if opener is None:

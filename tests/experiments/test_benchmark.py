@@ -287,6 +287,7 @@ def test_report_holds_the_tables_and_drawings(place):
         (("--columns", "repeat_kv,fast"), ("--columns", "'fast'")),
         (("--only", "everything"), ("--only", "'everything'")),
         (("--reference", "no.such.module"), ("--reference no.such.module", "can be imported")),
+        *((("--reference", name), (f"--reference {name}: expected a module",)) for name in ("", ".", ".json")),
         (("--reference", "json"), ("--reference json", "open_arm")),
         (("--checkpoint", "nowhere"), ("nowhere",)),
     ],
