@@ -115,7 +115,7 @@ def damage(run):
         (lambda run: (run / "manifest.json").unlink(), ("expected a run directory", "no manifest")),
         (lambda run: edit_json(run / "summary.json", passed=False, gates={}), ("summary.json: gates",)),
         (lambda run: edit_json(run / "summary.json", rows=1), ("summary.json: rows",)),
-        (lambda run: edit_json(run / "manifest.json", environment=[]), ("manifest.json: environment", "an object")),
+        (lambda run: edit_json(run / "manifest.json", environment=[]), ("manifest.json: environment: expected dict",)),
         (fail_silently, ("summary.json: passed: expected False",)),
         (damage, ("line 1", "damage")),
         (
