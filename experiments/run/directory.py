@@ -76,7 +76,7 @@ class RunDirectory:
         """
         self.path = path
         if fresh and path.exists():
-            _require_inputs_apart(path, manifest)
+            _require_inputs_apart(path, manifest["information"])
             set_aside(path, MANIFEST, ("schema", "row_order"), LOCK)
         self.manifest: Manifest = json.loads(canonical(manifest))
         self._require_takeable()  # before a lock file is put there, and again once the lock is held
@@ -198,10 +198,10 @@ def _document(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def _require_inputs_apart(path: Path, manifest: Manifest) -> None:
+def _require_inputs_apart(path: Path, information: Mapping[str, Any]) -> None:
     """InputError where an input of the command lies in the directory that --fresh is about to rename."""
     for name in INPUTS:
-        given = manifest[INFORMATION].get(name)
+        given = information.get(name)
         if given is not None and Path(given).resolve().is_relative_to(path.resolve()):
             raise InputError(f"{path}: expected a directory to set aside, found the {name} {given} in it; choose --out")
 
