@@ -150,6 +150,8 @@ class TextCodec:
 
 def filled(template: str, question: str, choices: Sequence[str]) -> str:
     """Returns the text with its fields filled in one pass: a field's name in a question or choice stays text."""
+    if not isinstance(question, str):  # `sub` takes None for an empty text
+        raise refuse("question", "a text", question)
     values = {"{question}": question, "{choices}": lettered(choices)}
     return FIELD.sub(lambda match: values[match[0]], template)
 

@@ -69,6 +69,12 @@ def test_choices_that_are_no_list_of_texts_are_refused(contract, choices):
         State.prompt(contract, "q", choices)
 
 
+@pytest.mark.parametrize("question", [None, 5, b"q"])
+def test_a_question_that_is_no_text_is_refused(contract, question):
+    with refused("question: expected a text", repr(question)):
+        State.prompt(contract, question, ["x"])
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"model": 1}', b"\xff\xfe", b"[1"])
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, data):
     (tmp_path / "tokenizer.json").write_bytes(data)
