@@ -145,14 +145,22 @@ def test_observed_constructions_have_the_same_bits(three):
 
 
 @pytest.mark.parametrize("build", [build_incremental, build_prefill])
-def test_copies_that_the_decoder_drives_apart_fail_the_row(bf16, three, build, monkeypatch):
-    own = bf16.embed
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("embed", lambda out: flip_bit(out, (1, 0, 0)), r"cache layer 0 .*copies differ"),
+        ("embed", lambda out: out.fill_(float("nan")), r"cache layer 0 key: expected finite"),
+        ("logits", lambda out: flip_bit(out, (1, 0, 9)), r"boundary logits: the physical copies differ"),
+    ],
+)
+def test_copies_that_differ_or_are_nan_fail_the_row(bf16, three, build, name, edit, message, monkeypatch):
+    own = getattr(bf16, name)
 
-    def uneven(input_ids, roles):
-        hidden = own(input_ids, roles).clone()
-        flip_bit(hidden, (1, 0, 0))
-        return hidden
+    def edited(*given):
+        out = own(*given).clone()
+        edit(out)
+        return out
 
-    monkeypatch.setattr(bf16, "embed", uneven)
-    with pytest.raises(RowFailure, match=r"cache layer 0 .*copies differ"):
+    monkeypatch.setattr(bf16, name, edited)
+    with pytest.raises(RowFailure, match=message):
         build(bf16, three.live.state)

@@ -12,7 +12,7 @@ from cache import Boundary, transplant
 from cache.digest import tensor_sha256
 from cache.isolation import disjoint
 from cache.storage import HEADER, Provenance, open_tensors
-from decode import greedy_suffix
+from decode import RowFailure, greedy_suffix
 from minimodel import InputError
 from minimodel.bits import same_bits
 from tests.helpers import equal, flip_bit, refused
@@ -83,21 +83,32 @@ def test_another_checkpoint_contract_or_numeric_contract_is_refused(saved, prove
     path = saved["live"]
     with refused("checkpoint model.safetensors"):
         load(path, checkpoint={**provenance.checkpoint, "model.safetensors": "0" * 64})
+    with refused("checkpoint config.json"):
+        load(path, checkpoint={name: digest for name, digest in provenance.checkpoint.items() if name != "config.json"})
     with refused("contract caps"):
         Boundary.load(path, replace(contract, caps=(None, 9, 9, 9, 12, 6)), provenance)
     with refused("numeric contract attention", "'eager'", "'repeat_kv'"):
         load(path, numeric={**provenance.numeric, "attention": "eager"})
 
 
-def cut(tensors, name):
-    """Takes a slot out of a tensor, or a copy where it has none, and returns the digest of what is left."""
-    tensors[name] = (tensors[name][:, :, 1:] if tensors[name].ndim > 2 else tensors[name][1:]).contiguous()
-    return tensor_sha256(tensors[name])
+def put(header, tensors, **changes):
+    """Other tensors under their own digests."""
+    for name, change in changes.items():
+        tensors[name] = change(tensors[name]).contiguous()
+        header["tensors"][name] = tensor_sha256(tensors[name])
+
+
+def cut_slot(header, tensors):
+    put(header, tensors, **{name: lambda t: t[:, :, :-1] for name in tensors if name != "logits"})
 
 
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
+        (cut_slot, ("shape of layers.0.key",)),
+        (lambda *file: put(*file, logits=lambda t: t[:1]), ("shape of logits",)),
+        (lambda *file: put(*file, logits=lambda t: t[None]), ("shape of logits",)),
+        (lambda *file: put(*file, logits=lambda t: t.to(torch.int32)), ("dtype of logits",)),
         (lambda header, _: header.update(schema="other"), ("schema", "'other'")),
         (lambda header, _: header.pop("tokens"), ("header tokens",)),
         (lambda header, _: header.update(tokens=[1, "2"]), ("tokens", "integers")),
@@ -106,9 +117,6 @@ def cut(tensors, name):
         (lambda header, tensors: (header["tensors"].pop("logits"), tensors.pop("logits")), ("tensors",)),
         (lambda header, tensors: header["tensors"].pop("logits"), ("'logits'", "one side only")),
         (lambda _, tensors: flip_bit(tensors["layers.2.value"], (0, 0, 0, 0)), ("layers.2.value",)),
-        (lambda _, tensors: cut(tensors, "layers.0.key"), ("shape of layers.0.key", "[B, H_kv, ")),
-        (lambda _, tensors: tensors.update(logits=tensors["logits"].to(torch.int64)), ("dtype of logits", "I64")),
-        (lambda head, tensors: head["tensors"].update(logits=cut(tensors, "logits")), ("shape of logits", "[2, V]")),
     ],
 )
 def test_headers_that_do_not_fit_are_refused(saved, load, change, parts):
@@ -128,11 +136,16 @@ def test_files_that_are_no_boundary_and_copies_that_differ_are_not_loaded(
         load(tiny_directory / "model.safetensors")
     with refused("found nothing"):
         load(tmp_path / "none")
-    cache = three.live.cache.copy()
-    flip_bit(cache.keys(1), (1, 0, 2, 3))
-    replace(three.live, cache=cache).save(tmp_path / "b.safetensors", provenance)
-    with pytest.raises(RuntimeError, match="layer 1 key"):
-        load(tmp_path / "b.safetensors")
+    for edit, message in (
+        (lambda cache, logits: flip_bit(cache.keys(1), (1, 0, 2, 3)), "cache layer 1 key: the physical copies differ"),
+        (lambda cache, logits: flip_bit(logits, (1, 7)), "boundary logits: the physical copies differ"),
+        (lambda cache, logits: cache.values(2)[:, 0, 2].fill_(float("nan")), "cache layer 2 value: expected finite"),
+    ):
+        cache, logits = three.live.cache.copy(), three.live.logits.clone()
+        edit(cache, logits)
+        replace(three.live, cache=cache, logits=logits).save(tmp_path / "b.safetensors", provenance)
+        with pytest.raises(RowFailure, match=message):
+            load(tmp_path / "b.safetensors")
 
 
 def test_a_provenance_is_read_under_its_own_settings(tiny_directory, three, fresh_threads):

@@ -20,7 +20,7 @@ import experiments.run.designs as designs
 import experiments.run.experiment as arms
 import experiments.stock_control as stock_control
 from cache import Boundary, build_live, transplant
-from cache.drift import compare
+from cache.drift import compare, compare_tensors
 from decode import RowFailure, State
 from decode.greedy import alone
 from experiments.causes.measures import fp64_oracle
@@ -157,6 +157,11 @@ def raise_opening_logit(boundary):
     boundary.logits[:, boundary.state.contract.open_ids[0]] = boundary.logits.max() + 8
 
 
+def lower_best_logit(boundary):
+    """Another token is the eligible argmax."""
+    boundary.logits[:, arms.eligible_choice(boundary)[0]] = boundary.logits.min() - 1
+
+
 def replica_of(construction):
     """One bit of one construction's replica, the same in both copies."""
     real = Boundary.replica
@@ -217,9 +222,14 @@ def one_storage_for_both(row, module):
     return replacing(**given)(row, module)
 
 
-def shared_when_empty(real, recipient, donor, layers=None, **site):
-    """The empty transplant returns the tensors of the recipient."""
-    return recipient if layers == () else real(recipient, donor, layers, **site)
+def when_empty(direction, change):
+    """The empty transplant of one direction is what `change` makes of recipient and donor."""
+
+    def changed(real, recipient, donor, layers=None, **site):
+        faulty = layers == () and recipient.construction == RECIPIENTS[direction]
+        return change(recipient, donor) if faulty else real(recipient, donor, layers, **site)
+
+    return replacing(transplant=changed)
 
 
 def second_best_start(real, model, boundary):
@@ -230,21 +240,32 @@ def second_best_start(real, model, boundary):
     return real(model, dataclasses.replace(boundary, logits=logits))
 
 
-@contextmanager
-def second_best_once(row, module):
-    """Generation takes the second best token once; the logits beside it are right."""
-    calls = iter(range(1))
+def chosen_once(change):
+    """Generation makes another choice once, from right logits."""
 
-    def second(real, logits, eligible):
-        best = real(logits, eligible)
-        if next(calls, None) is None:
-            return best
-        rest = eligible.clone()
-        rest[best[0]] = False
-        return real(logits, rest)
+    @contextmanager
+    def fault(row, module):
+        calls = iter(range(1))
 
-    with replaced(greedy, "best_two", second), replaced(control, "best_two", second):
-        yield
+        def other(real, logits, eligible):
+            best = real(logits, eligible)
+            return best if next(calls, None) is None else change(real, logits, eligible, best)
+
+        with replaced(greedy, "best_two", other), replaced(control, "best_two", other):
+            yield
+
+    return fault
+
+
+def second_best(real, logits, eligible, best):
+    rest = eligible.clone()
+    rest[best[0]] = False
+    return real(logits, rest)
+
+
+def another_margin(real, logits, eligible, best):
+    token, top, second = best
+    return token, top, second - 1
 
 
 def layer_left_out(direction):
@@ -288,6 +309,11 @@ def third_generation_drifts(row, module):
     return replaced(module, "chat_steps" if module is stock_control else "whole_steps", drifting)
 
 
+def after_a_transplant(**changes):
+    """The suffix of a partly transplanted cache says something else; those of both constructions are right."""
+    return replacing(suffix_steps=lambda real, *given: dataclasses.replace(real(*given), **changes))
+
+
 ARM = "matrix fixed_prefix bridge six_arms"
 ANY = f"{ARM} batch_control stock_control causes carrier"
 LIVE, BANK = "matrix bridge", "fixed_prefix six_arms"
@@ -303,12 +329,15 @@ FAULTS = [  # gate, fault, experiments
     ("functional_state", at_entry("role", "many"), "fixed_prefix"),
     ("functional_state", in_a_suffix, f"{ARM} batch_control causes carrier"),
     ("functional_state", in_its_answer, "stock_control"),
+    ("functional_state", after_a_transplant(functional_sha256="0" * 64), "carrier"),
     ("copies_synchronised", one_copy_alone, ANY),
+    ("copies_synchronised", after_a_transplant(synchronised=False), "carrier"),
     ("argmax", replacing(arms, suffix_steps=second_best_start), f"{ARM} causes"),
-    ("argmax", second_best_once, "batch_control stock_control"),
+    ("argmax", chosen_once(second_best), "batch_control stock_control"),
+    ("argmax", chosen_once(another_margin), "batch_control"),
     ("storage_disjoint", shared_storage, ARM),
     ("storage_disjoint", one_storage_for_both, "causes"),
-    ("storage_disjoint", replacing(transplant=shared_when_empty), "carrier"),
+    *(("storage_disjoint", when_empty(way, lambda recipient, donor: recipient), "carrier") for way in RECIPIENTS),
     ("replica_live", replica_of("live"), LIVE),
     ("replica_incremental", replica_of("incremental"), f"bridge {BANK}"),
     ("replica_prefill", replica_of("prefill"), f"matrix {BANK}"),
@@ -320,11 +349,7 @@ FAULTS = [  # gate, fault, experiments
     ("invariant_exact", replacing(build_prefill=edited(flip_key)), "causes"),
     ("flip_caught", replacing(compare=lambda real, left, right: compare(left, left)), "causes"),
     ("divergent", one_suffix_for_all, "carrier"),
-    (
-        "empty_follows_recipient",
-        replacing(transplant=lambda real, recipient, donor, **_: transplant(recipient, donor)),
-        "carrier",
-    ),
+    *(("empty_follows_recipient", when_empty(way, transplant), "carrier") for way in RECIPIENTS),
 ]
 # donor and recipient then hold two states: the transplant itself ends the row
 CLOSED = [
@@ -375,3 +400,199 @@ def test_other_constructions_take_their_roles_from_the_tokens_and_not_from_live(
         found = decoded(experiment, rows[experiment])
     assert found["arms"][arm] == right["arms"][arm] and not found["gates"]["functional_state"]
     assert found["arms"]["live"]["suffix_state_sha256"] != right["arms"]["live"]["suffix_state_sha256"]
+
+
+@pytest.fixture(scope="module")
+def decoded_rows(rows):
+    """By experiment: it, and what its right row leaves for the gates."""
+
+    def made(name):
+        experiment = EXPERIMENTS[name][1](rows[name])
+        return experiment, greedy.alone(experiment.decode(0, Progress(1, 0, quiet=True).row("t")))
+
+    return {name: made(name) for name in ("matrix", "six_arms", "batch_control")}
+
+
+def failing(experiment, made):
+    """The gates that do not hold, with those that fail the whole row closed."""
+
+    def holds(name):
+        try:
+            return getattr(experiment, name)(made)
+        except RowFailure:
+            return False
+
+    return {name for name in experiment.gates() if not holds(name)}
+
+
+@torch.inference_mode()
+def with_tensors(arm, edit):
+    """The arm from a copy of its boundary, edited in place."""
+    boundary = arm.boundary.copy()
+    edit(boundary)
+    return dataclasses.replace(arm, boundary=boundary)
+
+
+def with_boundary(arm, **changes):
+    return dataclasses.replace(arm, boundary=dataclasses.replace(arm.boundary, **changes))
+
+
+def with_suffix(arm, **changes):
+    return dataclasses.replace(arm, suffix=dataclasses.replace(arm.suffix, **changes))
+
+
+def entered_again(record):
+    """The record after one more token."""
+    other, one = record.copy(), torch.ones(2, 1, dtype=torch.int64)
+    other.enter(one, one, one, torch.ones(2, 1, 1, 1, dtype=torch.bool))
+    return other
+
+
+def other_tokens(state):
+    return dataclasses.replace(state, tokens=(*state.tokens[:SLOT], 1 + state.tokens[SLOT], *state.tokens[SLOT + 1 :]))
+
+
+def shorter(boundary):
+    boundary.cache._length -= 1
+
+
+CHANGES = {  # of one arm: how, and the gates that see it; "replica" stands for the arm's own
+    "nothing": (lambda arm: arm, ""),
+    "a bit of the last value": (
+        lambda arm: with_tensors(arm, lambda b: [flip_bit(b.cache.values(2), (c, 1, -1, 31)) for c in (0, 1)]),
+        "replica",
+    ),
+    "a bit of a logit": (
+        lambda arm: with_tensors(arm, lambda b: [flip_bit(b.logits, (c, -1)) for c in (0, 1)]),
+        "replica",
+    ),
+    "a bit of the first copy": (
+        lambda arm: with_tensors(arm, lambda b: flip_bit(b.cache.keys(1), (0, 0, 5, 0))),
+        "replica copies_synchronised",
+    ),
+    "a bit of the second copy's logits": (
+        lambda arm: with_tensors(arm, lambda b: flip_bit(b.logits, (1, 0))),
+        "replica copies_synchronised argmax",
+    ),
+    "one copy": (
+        lambda arm: with_boundary(arm, logits=arm.boundary.logits[:1].clone()),
+        "replica copies_synchronised",
+    ),
+    "another stride": (
+        lambda arm: with_boundary(arm, cache=arm.boundary.cache.copy(1 + len(arm.boundary.cache))),
+        "replica",
+    ),
+    "a token less in the cache": (lambda arm: with_tensors(arm, shorter), "replica functional_state prefix"),
+    "another record": (
+        lambda arm: with_boundary(arm, record=entered_again(arm.boundary.record)),
+        "replica functional_state prefix",
+    ),
+    "tokens that never entered": (
+        lambda arm: with_boundary(arm, state=other_tokens(arm.boundary.state)),
+        "functional_state",
+    ),
+    "another margin": (lambda arm: with_suffix(arm, margins=(-1.0, *arm.suffix.margins[1:])), "replica"),
+    "another record of the suffix": (
+        lambda arm: with_suffix(arm, functional_sha256="0" * 64),
+        "replica functional_state",
+    ),
+    "another first token": (
+        lambda arm: with_suffix(arm, tokens=(1 + arm.suffix.tokens[0], *arm.suffix.tokens[1:])),
+        "replica functional_state argmax",
+    ),
+    "copies that were given two things": (
+        lambda arm: with_suffix(arm, synchronised=False),
+        "replica copies_synchronised",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_gate_reads_every_part_of_the_first_and_of_the_last_arm(decoded_rows, change):
+    edit, seen = CHANGES[change]
+    for name, places in (("matrix", ("live", "prefill_replica")), ("six_arms", ("incremental", "prefill_replica"))):
+        experiment, made = decoded_rows[name]
+        for place in places:
+            own = f"replica_{place.removesuffix('_replica')}"
+            expected = {own if gate == "replica" else gate for gate in seen.split()} & set(experiment.gates())
+            found = failing(experiment, arms.Arms(0, {**made.arms, place: edit(made[place])}))
+            # beside these: a transplant is no longer of this donor, and its logits not of this recipient
+            assert {gate for gate in found if not gate.startswith(("provenance", "raw_argmax"))} == expected, place
+
+
+def test_logits_alone_are_storage_too(decoded_rows):
+    experiment, made = decoded_rows["matrix"]
+    logits = made["live"].boundary.logits
+    shared = {**made.arms, "live_replica": with_boundary(made["live_replica"], logits=logits)}
+    assert failing(experiment, arms.Arms(0, shared)) == {"storage_disjoint"}
+
+
+def test_the_raw_argmax_gate_reads_the_eligible_argmax_too(decoded_rows):
+    experiment, made = decoded_rows["six_arms"]
+    raised = {name: with_tensors(made[name], raise_opening_logit) for name in designs.NATIVE}
+    assert experiment.raw_argmax(arms.Arms(0, {**made.arms, **raised}))
+    for name in designs.NATIVE:
+        lowered = with_tensors(raised[name], lower_best_logit)
+        assert not experiment.raw_argmax(arms.Arms(0, {**made.arms, **raised, name: lowered})), name
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({}, ""),
+        ({"margins": ()}, "replica_pair"),
+        ({"logprobs": ()}, "replica_pair"),
+        ({"functional_sha256": "0" * 64}, "replica_pair functional_state"),
+        ({"synchronised": False}, "replica_pair copies_synchronised"),
+        ({"chosen_by_logits": False}, "replica_pair argmax"),
+    ],
+)
+def test_a_control_gate_reads_every_part_of_every_generation(decoded_rows, change, seen):
+    experiment, (given, made) = decoded_rows["batch_control"]
+    for name in control.ARMS:
+        found = failing(experiment, (given, {**made, name: dataclasses.replace(made[name], **change)}))
+        assert found == set(seen.split()) - ({"replica_pair"} if name == "singleton" else set()), name
+
+
+EXACT = {"merge_equal", "answer_tokens_equal", "answer_equal", "correct_equal", "argmax_equal"}
+
+
+@pytest.mark.parametrize(
+    ("change", "unequal"),
+    [
+        ({}, ""),
+        ({"merge": [1]}, "merge_equal"),
+        ({"answer": [1]}, "answer_tokens_equal"),  # stated in other tokens
+        ({"argmax": -1}, "argmax_equal"),
+        ({"scored": "D"}, "answer_equal"),
+        ({"scored": None}, "answer_equal"),
+        ({"correct": False}, "correct_equal"),
+    ],
+)
+def test_a_comparison_is_of_both_arms(decoded_rows, change, unequal):
+    """Its verdicts are of the entries; those on tensors and suffixes are of the arms."""
+    _, made = decoded_rows["matrix"]
+    live, prefill = made["live"], made["prefill"]
+    entry = {**arms.arm_entry(live, SCORED), "scored": "C", "correct": True}
+    for mine, theirs in (({**entry, **change}, entry), (entry, {**entry, **change})):
+        found = arms.comparison_entry(live, live, mine, theirs)
+        assert {name for name in EXACT if not found[name]} == set(unequal.split())
+    silent = {**entry, "scored": None}  # where neither states an answer, the tokens are compared
+    assert arms.comparison_entry(live, live, {**silent, **change}, silent)["answer_equal"] == (
+        "answer" not in change and change.get("scored") is None
+    )
+    found = arms.comparison_entry(live, prefill, entry, entry)
+    assert found["cache"] == compare(live.boundary.cache, prefill.boundary.cache).as_dict()
+    assert found["logits"] == compare_tensors(live.boundary.logits, prefill.boundary.logits, "x").as_dict()
+    assert found["cache"]["differing"] and found["logits"]["differing"]
+    tokens, tops = ((other + 1, *rest) for other, *rest in (live.suffix.tokens, live.suffix.tops))
+    found = arms.comparison_entry(live, with_suffix(live, tokens=tokens, tops=tops), entry, entry)
+    assert found["suffix"] == {"exact": False, "first_divergence": 0, "tops": [live.suffix.tops[0], tops[0]]}
+
+
+@pytest.mark.parametrize(("text", "stated", "correct"), [("C", "C", True), ("B", "B", False), ("?", None, False)])
+def test_an_answer_is_right_where_it_is_the_tasks(decoded_rows, text, stated, correct):
+    _, made = decoded_rows["matrix"]
+    answer = tuple(made.state.contract.codec.encode(text))
+    entry = arms.arm_entry(with_suffix(made["live"], answer=answer), SCORED)
+    assert (entry["scored"], entry["correct"], entry["answer_text"]) == (stated, correct, text)

@@ -9,10 +9,12 @@ from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import equal_copies, same_bits
 from minimodel.config_file import read_config
 from minimodel.errors import CopiesDiffer, InputError
+from minimodel.invariant.attention import KEY_BLOCK
 from minimodel.layers import SILU_KERNELS, silu_in_steps
 from minimodel.linear import LINEAR_KERNELS
 from minimodel.packed import why_not_packed
 from minimodel.selfcheck import (
+    LENGTH,
     cancelling_attention,
     copies_fault,
     invariance_fault,
@@ -215,6 +217,31 @@ def test_another_kernel_under_an_invariant_name_is_named_at_load(
     with refused("self-check of", dtype, *parts.split("|")):
         load_model(tiny_directory, numeric(dtype, kernels="invariant"))
     require_invariant(numeric(dtype), TINY)  # only kernels that claim invariance are checked
+
+
+@pytest.mark.parametrize(
+    ("when", "part"),
+    [
+        (lambda query, keys: torch.get_num_threads() == 2, "2 threads"),
+        (lambda query, keys: len(query) == 1, "of 1 copies"),
+        (lambda query, keys: 1 < query.shape[2] < 34, "copies"),
+        (lambda query, keys: keys.shape[2] < LENGTH and query.shape[2] == 1, "tokens 0 to 0"),
+        (lambda query, keys: query.shape[2] == 1 and keys.shape[2] > KEY_BLOCK, f"tokens {KEY_BLOCK} to {KEY_BLOCK}"),
+    ],
+)
+def test_a_row_whose_bits_follow_the_call_is_found_in_each_kind_of_call(monkeypatch, when, part):
+    """Both copies move, so that they stay equal."""
+    kernel = ATTENTION_KERNELS["blocked"]
+
+    def attend(query, keys, *rest):
+        out = kernel(query, keys, *rest).clone()
+        for copy in range(len(out) if when(query, keys) else 0):
+            flip_bit(out, (copy, -1, 0, 3))
+        return out
+
+    monkeypatch.setitem(ATTENTION_KERNELS, "blocked", attend)
+    with refused("self-check of attention kernel blocked", part):
+        require_usable(numeric("bf16", kernels="invariant"), TINY)
 
 
 def test_a_tied_head_works_under_every_linear_kernel(tmp_path):
