@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from experiments.audit import joined_arms
+from experiments.audit import audit_row, joined_arms
 from experiments.run.ledger import leaves
 from tests.experiments.runs import ROWS, altered, call, change_at, ledger, manifest_of, one_line, open_finished, rename
 from tests.helpers import edit_json
@@ -119,6 +119,18 @@ def test_another_audit_is_refused_there_unless_fresh(study, tmp_path):
     assert "--fresh" in one_line(call("audit", MATRIX, MATRIX, *out, cwd=study))
     assert audit(study, MATRIX, MATRIX, *out, "--fresh").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["audit", "audit.1"]
+
+
+def test_what_cannot_be_compared_does_not_agree(study):
+    row = {"row": "a", "dtype": "bf16", "row_sha256": "", "sites": 1, "arms": {}, "comparisons": {}, "gates": {}}
+    failed = {**row, "failure": "NaN"}
+    assert audit_row(0, row, row)["passed"], "no row of such an experiment has arms"
+    for pair in ((failed, failed), (failed, row), (row, failed)):
+        assert not audit_row(0, *pair)["gates"]["arms"], "nothing of it was decoded"
+    whole = ledger(study / MATRIX)[0] | {"dtype": "bf16"}
+    assert audit_row(0, whole, whole)["passed"] and not audit_row(0, whole, failed)["passed"]
+    other = whole | {"prefix": {"digest": whole["prefix"]["sha256"]}}
+    assert not audit_row(0, whole, other)["gates"]["prefix"], "no leaf is shared"
 
 
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):

@@ -7,8 +7,10 @@ import torch
 
 import experiments.run.control as control
 from cache.build import build_live
+from decode import RowFailure
 from decode.greedy import alone, greedy_suffix
 from tests.experiments.runs import ROWS, open_finished
+from tests.helpers import flip_bit
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +30,10 @@ def test_rows_hold_three_generations_and_two_comparisons(finished):
             free = [p for p, margin in zip(arm["logprobs"], arm["margins"]) if margin is not None]
             assert free and all(p <= 0 for p in free)
             assert [p is None for p in arm["logprobs"]] == [m is None for m in arm["margins"]]
-    differ = sum(not row["comparisons"]["singleton:pair"]["logprobs"]["exact"] for row in rows)
-    assert summary["logprob_disagreement"]["count"] == differ and summary["logprob_disagreement"]["n"] == ROWS
+    for part in ("token", "logprob"):
+        pairs = [row["comparisons"]["singleton:pair"][f"{part}s"] for row in rows]
+        assert summary[f"{part}_disagreement"]["count"] == sum(not pair["exact"] for pair in pairs)
+        assert summary[f"{part}_disagreement"]["n"] == ROWS
     lengths = [entry["length"] for entry in manifest["panel"]["rows"]]
     assert lengths == sorted(lengths) and summary["input_length"] == {"min": lengths[0], "max": lengths[-1]}
 
@@ -41,6 +45,19 @@ def test_a_pair_is_the_experiments_decoding(bf16, prompt):
     suffix = greedy_suffix(bf16, live)
     assert made.tokens == live.state.tokens[len(prompt) :] + suffix.tokens
     assert made.margins == live.margins + suffix.margins and made.chosen_by_logits
+
+
+def test_copies_whose_caches_differ_at_the_end_fail_the_row(bf16, prompt, monkeypatch):
+    real = control.generate
+
+    def spoiled(stepper, *given):
+        out = yield from real(stepper, *given)
+        flip_bit(stepper.cache.values(2), (1, 0, 4, 0))
+        return out
+
+    monkeypatch.setattr(control, "generate", spoiled)
+    with pytest.raises(RowFailure, match="cache layer 2 value: the physical copies differ"):
+        alone(control.whole_steps(bf16, prompt, 2))
 
 
 def test_a_logprob_is_the_float64_log_softmax_of_the_model_dtypes_logits():

@@ -75,7 +75,9 @@ def test_an_incremental_boundary_with_one_other_bit_is_an_endpoint_and_not_a_gat
     (row,) = ledger(tmp_path / "one")
     cache = row["comparisons"]["live:incremental"]["cache"]
     assert cache["differing"] == 2 and cache["first_difference"] == {"layer": 1, "tensor": "key", "position": 2}
-    assert summary_of(tmp_path / "one")["identity"]["cache"]["count"] == 0
+    identity = summary_of(tmp_path / "one")["identity"]
+    assert {part: identity[part]["count"] for part in ("cache", "logits", "all")} == {"cache": 0, "logits": 1, "all": 0}
+    assert identity["suffix"]["count"] == row["comparisons"]["live:incremental"]["suffix"]["exact"]
 
 
 def test_what_does_not_fit_is_refused_in_one_line(study, tmp_path):

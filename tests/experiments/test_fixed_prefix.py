@@ -1,6 +1,7 @@
 """fixed_prefix on a tiny checkpoint: the bank, both precisions in one run, the crossing, gates, resumption."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ import experiments.fixed_prefix as fixed_prefix
 import experiments.run.experiment as experiment
 from decode.state import token_digest
 from experiments.fixed_prefix import FixedPrefix
-from experiments.run.inputs import open_bank
+from experiments.run.inputs import open_bank, open_strata
 from experiments.run.ledger import sha256_file
 from experiments.run.summary import cross_precision
 from tests.experiments.runs import (
@@ -110,6 +111,18 @@ def test_the_crossing_on_counts_worked_out_by_hand():
     assert fixed_prefix.crossing_fault(crossed) == "bf16 and fp32 hold one functional state on 9 of 10 rows only"
     closed = cross_precision([{**row, "arms": {}} for row in rows], "bf16", "fp32", ("incremental", "prefill"))
     assert closed["rows"] == 0 and len(closed) == 4 and fixed_prefix.crossing_fault(closed) == ""
+    rows[3] = {"row": "r3", "dtype": "bf16", "arms": {}, "comparisons": {}}  # failed closed in one precision
+    assert cross_precision(rows, "bf16", "fp32", ("incremental", "prefill"))["rows"] == 9
+
+
+@pytest.mark.parametrize("arm", ["incremental", "prefill"])
+def test_a_run_whose_precisions_hold_two_states_of_a_row_has_no_result(finished, arm):
+    models, rows = SimpleNamespace(numeric=dict.fromkeys(("bf16", "fp32"))), ledger(finished)
+    assert FixedPrefix(models, [], []).summarise(rows)["passed"]
+    rows[-1]["arms"][arm]["boundary_state_sha256"] = "0" * 64
+    summary = FixedPrefix(models, [], []).summarise(rows)
+    assert not summary["passed"] and all(row["passed"] for row in rows)
+    assert summary["no_result"] == f"bf16 and fp32 hold one functional state on {ROWS - 1} of {ROWS} rows only"
 
 
 def test_an_interrupted_run_resumes_to_the_same_bytes_in_either_precision(study, finished, tmp_path):
@@ -134,6 +147,8 @@ def test_one_precision_alone_has_no_crossing(study, finished, tmp_path):
     assert summary["cross_precision"] is None and list(summary["precisions"]) == ["fp32"] and summary["rows"] == 2
     mine, whole = ledger(tmp_path / "run"), ledger(finished)
     assert [row["arms"] for row in mine] == [row["arms"] for row in whole[ROWS : ROWS + 2]]
+    with refused("expected bf16 rows for the whole bank, found 0"):
+        open_strata(tmp_path / "run")
 
 
 def test_the_preflight_holds_at_each_precision(study, tmp_path, monkeypatch):

@@ -153,6 +153,56 @@ def test_malformed_or_contradicting_ledgers_are_refused_in_one_line(release, fil
     assert says in message and file in message and "\n" not in message
 
 
+DERIVED = {  # cells that follow from others of their row, or that a verdict of the row follows from
+    **{
+        name: f"suffix_equal {arm}_replica_suffix_exact {arm}_replica_cache_exact {arm}_replica_logits_exact "
+        "prefill_replica_suffix_exact prefill_replica_cache_exact prefill_replica_logits_exact "
+        "functional_state_equal all_storage_disjoint integrity_pass"
+        for name, arm in (("matched_live_prefill", "live"), ("fixed_prefix_2x2", "incremental"))
+    },
+    "live_teacher_bridge": "live_clone_cache_exact live_clone_logits_exact teacher_clone_cache_exact "
+    "teacher_clone_logits_exact functional_state_equal all_storage_disjoint all_48_layers_exact "
+    "live_teacher_suffix_exact live_matches_historical_prefix",
+    "historical_bridge_audit": "prefix_commitment_equal logits_prefill_replica_fingerprint_equal audit_pass",
+    **dict.fromkeys(
+        ("kv_transplant_primary", "kv_transplant_later"),
+        "incremental_replica_exact prefill_replica_exact boundary_argmax_equal all_48_layer_pairs_transplanted "
+        "functional_state_equal all_storage_disjoint baseline_divergent incremental_cache_into_prefill_recovers_donor "
+        "prefill_cache_into_incremental_recovers_donor exact_control_novel_trajectory integrity_pass",
+    ),
+    "stock_qwen_control": "singleton_pair_tokens_exact singleton_pair_logprobs_exact",
+}
+
+
+def change_last(release, file, **changed):
+    """Other cells in a file's last row."""
+    rows, path = cells(release, file), release / "data" / f"{file}.csv"
+    rows[-1].update(changed)
+    with path.open("w", newline="") as out:
+        writer = csv.DictWriter(out, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize("file", DERIVED)
+def test_a_verdict_that_its_row_does_not_bear_out_is_refused(release, file):
+    for column in DERIVED[file].split():
+        right = cells(release, file)[-1][column]
+        change_last(release, file, **{column: "false" if right == "true" else "true"})
+        with pytest.raises(StatsInputError, match=f"column ({column}|integrity_pass|audit_pass): expected"):
+            recomputed(release / "data")
+        change_last(release, file, **{column: right})
+    recomputed(release / "data")
+
+
+def test_a_ratio_of_norms_is_computed_again_and_a_bridge_row_may_fail_a_gate_without_a_column(release):
+    change_last(release, "live_teacher_bridge", integrity_pass="false")
+    assert recomputed(release / "data")["prospective_bridge"]["integrity_pass_rows"] == 2
+    change_last(release, "fixed_prefix_2x2", cache_relative_l2_diff="0.5")
+    with pytest.raises(StatsInputError, match=r"column cache_relative_l2_diff: expected .* \(from its norms\)"):
+        recomputed(release / "data")
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [

@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from cache import build_prefill
+from cache.storage import open_tensors, write_tensors
+from experiments.run.saving import SCHEMA as TRACE
 from tests.experiments.crosscheck.recordings import BUILD, record
-from tests.experiments.runs import call, one_line
+from tests.experiments.runs import call, crosscheck, one_line
 
 
 @pytest.mark.parametrize("construction", list(BUILD))
@@ -32,6 +35,24 @@ def test_what_is_not_comparable_is_refused(genuine, bf16, tmp_path, state, prove
         boundary = replace(boundary, state=replace(state, contract=other))
     boundary.save(tmp_path / "b.safetensors", provenance)
     one_line(call("crosscheck", genuine["prefill boundary"], tmp_path / "b.safetensors"), key)
+
+
+def test_a_tensor_or_a_record_of_one_side_alone_is_a_difference(genuine, bf16, tmp_path, state, provenance):
+    """Where all that both have is equal."""
+    boundary, path = build_prefill(bf16, state), tmp_path / "b.safetensors"
+    record = boundary.record.copy()
+    record.enter(*(torch.ones(2, 1, dtype=torch.int64) for _ in range(3)), None)
+    replace(boundary, record=record).save(path, provenance, "r")
+    report = crosscheck(genuine["prefill boundary"], path)
+    assert report["verdict"].endswith("0 differ") and "functional state differs" in str(report["findings"])
+    stored = open_tensors(genuine["prefill trace"], TRACE)
+    header = {key: value for key, value in stored.header.items() if key not in ("schema", "tensors")}
+    kept = {name: stored.tensor(name) for name in stored.names if name != "layers.1.mlp.product"}
+    write_tensors(path, TRACE, header, provenance, kept)
+    for pair, letter in (((genuine["prefill trace"], path), "A"), ((path, genuine["prefill trace"]), "B")):
+        report = crosscheck(*pair)
+        assert report["verdict"].endswith("0 differ")
+        assert f"step layers.1.mlp.product only in {letter}" in str(report["findings"])
 
 
 def test_bad_arguments_are_one_line(genuine, tmp_path):

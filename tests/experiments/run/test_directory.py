@@ -194,6 +194,33 @@ def test_only_a_finished_run_can_be_read(tmp_path):
             read_finished(tmp_path / "run")
 
 
+def test_a_failed_row_is_not_read_as_passed(tmp_path):
+    failed = {**ROWS[1], "gates": {"replica": False}, "passed": False}
+    run = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
+    for row in (ROWS[0], failed):
+        run.append(row, {})
+    gates = {"replica": {"passed": 1, "of": 2}}
+    for passed in (False, True):
+        run.finish({**SUMMARY, "gates": gates, "passed": passed}, "")
+        if passed:
+            with refused("summary.json: passed: expected False (from rows.jsonl)"):
+                read_run(tmp_path / "run")
+        else:
+            assert read_run(tmp_path / "run").summary["passed"] is False
+    run.close()
+
+
+def test_a_row_has_exactly_one_numeric_contract(tmp_path):
+    rows, order = [{**ROWS[0], "dtype": "bf16"}], ["bf16/a"]
+    for count, numeric in enumerate(([{"dtype": "fp32"}], MANIFEST["numeric"], MANIFEST["numeric"] * 2)):
+        run = read_run(opened(tmp_path / str(count), rows=rows, numeric=numeric, row_order=order))
+        if count == 1:
+            assert run.numeric_of("bf16/a") == MANIFEST["numeric"][0]
+        else:
+            with refused("numeric: expected one contract of row bf16/a", f"found '{count} of them'"):
+                run.numeric_of("bf16/a")
+
+
 def test_two_rows_of_one_identity_are_refused_when_written_and_when_read(tmp_path):
     with refused("row_order", "each row once", "bf16/a"):
         opened(tmp_path / "run", row_order=["bf16/a", "fp32/a", "bf16/a"])

@@ -295,6 +295,8 @@ def test_rows_of_another_run_and_rows_that_disagree_are_refused(small, alone, st
     for change, message in (
         ({"row": "t777"}, "expected a row of this run's manifest"),
         ({"index": ROWS}, "expected a row of this run's manifest"),
+        ({"index": row["index"] - ROWS}, "expected a row of this run's manifest"),
+        ({"index": None}, "expected a row of this run's manifest"),
         ({"index": True}, "expected a row of this run's manifest"),
         ({"passed": False}, f"expected row {row['row']} as elsewhere in this run, found other bytes"),
     ):

@@ -3,17 +3,17 @@
 import pytest
 
 from experiments.report.values import withheld
-from experiments.run.summary import no_result, pair_summary
+from experiments.run.summary import no_result, pair_summary, run_summary
 
 DRIFT = {"exact": False, "relative_l2": 0.5, "max_abs": 2.0, "mean_abs": 0.25}
 
 
 def row(first, tokens_equal, stated_equal, passed=True):
     pair = {
-        "cache": DRIFT,
+        "cache": {**DRIFT, "exact": first is None},
         "logits": {**DRIFT, "relative_l2": 0.125, "max_abs": 1.0},
         "suffix": {"exact": first is None, "first_divergence": first},
-        "merge_equal": first is None,
+        "merge_equal": first != 7,
         "answer_tokens_equal": tokens_equal,
         "answer_equal": stated_equal,
         "correct_equal": stated_equal,
@@ -33,6 +33,9 @@ def test_the_endpoints_of_four_rows():
     summary = pair_summary(ROWS, "live", "prefill")
     assert summary["answer_tokens_disagreement"]["count"] == 3
     assert summary["answer_disagreement"]["count"] == 1 == summary["correctness_disagreement"]["count"]
+    assert (summary["suffix_disagreement"]["count"], summary["merge_disagreement"]["count"]) == (3, 1)
+    assert summary["argmax_equal_rows"] == 2
+    assert (summary["cache"]["exact_rows"], summary["logits"]["exact_rows"]) == (1, 0)
     assert summary["first_token_divergence_rows"] == 2 and summary["first_divergence"]["n"] == 3
     assert pair_summary(ROWS[:1], "live", "prefill")["first_token_divergence_rows"] == 0
     none = pair_summary([{**FAILED, "comparisons": {}}], "live", "prefill")
@@ -58,6 +61,8 @@ def test_the_endpoints_of_four_rows():
 )
 def test_endpoints_over_a_failed_row_are_no_result(rows, reason):
     assert no_result(rows) == reason
+    summary = run_summary("matrix", "bf16", rows, {})
+    assert (summary["passed"], summary["no_result"]) == (reason is None, reason)
 
 
 def test_the_closing_line_of_a_failed_run_holds_no_endpoint():
