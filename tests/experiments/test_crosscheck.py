@@ -95,14 +95,16 @@ def test_a_changed_and_a_missing_ledger_value_are_named(runs, tmp_path):
     assert report["rows"][0]["one_sided"] == ["index: A 0, B nothing"]
 
 
-@pytest.mark.parametrize("key", ["suffix", "margins"])
-def test_a_kernel_has_the_bits_of_a_boundary_and_of_its_suffix(runs, tmp_path, key):
-    def change(manifest, row):
-        row["arms"]["prefill"][key][-1] = 7
+@pytest.mark.parametrize(
+    ("arm", "key"), [("prefill", "suffix"), ("prefill", "margins"), ("prefill_replica", "margins")]
+)
+def test_a_kernel_has_the_bits_of_a_boundary_and_of_its_suffix(runs, tmp_path, arm, key):
+    def change(rows):
+        rows[0]["arms"][arm][key][-1] = 7
 
-    (findings,) = checked(runs["plain"], edited(runs["plain"], tmp_path / "copy", change))["findings"].values()
-    (finding,) = findings
-    assert "repeat_kv" in finding["kernels"]["A"] and finding["kernels"]["B"] == []
+    [[found]] = crosscheck(runs["plain"], altered(runs["plain"], tmp_path / "copy", change))["findings"].values()
+    assert found["construction"] == arm
+    assert "repeat_kv" in found["kernels"]["A"] and found["kernels"]["B"] == []
 
 
 @pytest.mark.parametrize("key", ["checkpoint", "caps", "visibility", "role_offset", "dtype", "prompt", "experiment"])

@@ -9,9 +9,11 @@ from decode.record import causal_sha256
 from experiments.run.control import chat_steps, selected_logprob
 from experiments.stock_control import LIMIT
 from minimodel import load_model
+from minimodel.attention import ATTENTION_KERNELS
+from minimodel.selfcheck import copies_fault
 from tests.conftest import numeric
 from tests.experiments.runs import ROWS, call, inputs, manifest_of, one_line, open_finished, run
-from tests.helpers import write_lines
+from tests.helpers import flip_bit, write_lines
 from tests.tiny import write_checkpoint
 
 BF16 = ("--dtype", "bf16")
@@ -90,3 +92,21 @@ def test_an_adapted_checkpoint_and_a_long_prompt_are_refused(study, tmp_path):
     given = inputs(study, "--template", tmp_path / "chat.txt", checkpoint="stock")
     one_line(call("stock_control", *BF16, *given, cwd=tmp_path), "chat.txt: expected UTF-8 text")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_kernel_that_spoils_one_copy_is_refused_before_the_first_row(study, tmp_path, monkeypatch):
+    kernel = ATTENTION_KERNELS["repeat_kv"]
+
+    def attend(query, *rest):
+        out = kernel(query, *rest).clone()
+        if len(out) > 1:
+            flip_bit(out, (1, 0, 0, 3))
+        return out
+
+    given = [*BF16, *inputs(study, "--limit", 1, checkpoint="stock")]
+    with monkeypatch.context() as patch:
+        patch.setitem(ATTENTION_KERNELS, "repeat_kv", attend)
+        copies_fault.cache_clear()
+        one_line(call("stock_control", *given, cwd=tmp_path), "two equal copies get different bits")
+    assert not (tmp_path / "runs").exists()
+    copies_fault.cache_clear()

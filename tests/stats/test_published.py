@@ -133,6 +133,7 @@ SWAPPED = "merge_equal,first_suffix_divergence_index,trace_equal,suffix_equal"
         ("matched_live_prefill.csv", "r0000,bf16", "r0000,fp16", "expected precision bf16 or fp32, found 'fp16'"),
         ("matched_live_prefill.csv", "r0001,bf16", "r0000,bf16", "once, found"),
         ("matched_live_prefill.csv", "functional_state_equal", "state", "expected column 'functional_state_equal'"),
+        ("matched_live_prefill.csv", "r0001,bf16", "r0099,bf16", "expected the same row ids in both precisions"),
         ("kv_transplant_later.csv", "true", "yes", "expected true or false, found 'yes'"),
         ("kv_transplant_later.csv", "exact_control_novel_trajectory", "row_id", "distinct column names"),
         ("live_teacher_bridge.csv", "r0000,0,", "r0000,0,1,", "cells, found"),
