@@ -1,5 +1,7 @@
 """The checks at load: equal copies keep equal bits, and invariant kernels are invariant, or the step is named."""
 
+from itertools import count
+
 import pytest
 import torch
 
@@ -60,6 +62,12 @@ def several_threads(query, keys):
     return torch.get_num_threads() > 1
 
 
+def in_the_third_try():
+    """Each try calls the kernel twice, in the layer and on sums that cancel."""
+    calls = count(1)
+    return lambda query, keys: keys.shape[2] == 433 and next(calls) > 4
+
+
 @pytest.mark.parametrize(
     ("when", "call"),
     [
@@ -67,6 +75,7 @@ def several_threads(query, keys):
         (lambda query, keys: query.shape[2] == 1 and keys.shape[2] == 8, "queries 1, keys 8"),
         (lambda query, keys: query.shape[2] > 100, "queries 205, keys 205"),
         (lambda query, keys: query.shape[2] == 3, "queries 3, keys 3"),
+        (in_the_third_try(), "queries 1, keys 433"),
     ],
 )
 def test_a_kernel_that_spoils_one_copy_is_named_with_its_call(when, call, monkeypatch):
