@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from cache.boundary import Boundary
-from cache.isolation import disjoint
+from cache.isolation import cache_tensors, disjoint
 from minimodel.bits import RowFailure, same_bits
 from minimodel.errors import InputError, refuse
 
@@ -61,10 +61,8 @@ def whole_transplant_holds(result: Boundary, recipient: Boundary, donor: Boundar
     Every K/V tensor must have the donor's bits, shape, stride and dtype. Logits and functional record must be
     the recipient's. The three boundaries must share no storage.
     """
-    provenance = all(
-        same_bits(mine, theirs) and mine.stride() == theirs.stride()
-        for (_, _, mine), (_, _, theirs) in zip(result.cache.tensors(), donor.cache.tensors())
-    )
+    strides = [[tensor.stride() for tensor in cache_tensors(one.cache)] for one in (result, donor)]
+    provenance = result.cache.equals(donor.cache) and strides[0] == strides[1]
     kept = same_bits(result.logits, recipient.logits) and result.record.sha256() == recipient.record.sha256()
     isolated = disjoint(result.tensors(), recipient.tensors(), donor.tensors())
     return provenance and kept and isolated

@@ -99,6 +99,7 @@ def test_whole_transplant_holds_for_a_whole_one_and_sees_one_wrong_thing(recipie
         (lambda b: None, True),
         (lambda b: flip_bit(b.cache.keys(0), (0, 0, 0, 0)), False),
         (lambda b: flip_bit(b.cache.values(2), (1, 1, len(b.cache) - 1, 31)), False),
+        (lambda b: setattr(b.cache, "layers", 2), False),
         (lambda b: flip_bit(b.logits, (0, 5)), False),
         (lambda b: replace(b, logits=b.logits.to(torch.float64)), False),
         (lambda b: replace(b, logits=recipient.logits), False),  # shared with the recipient

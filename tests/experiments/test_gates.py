@@ -456,6 +456,10 @@ def shorter(boundary):
     boundary.cache._length -= 1
 
 
+def lower(boundary):
+    boundary.cache.layers -= 1
+
+
 CHANGES = {  # of one arm: how, and the gates that see it; "replica" stands for the arm's own
     "nothing": (lambda arm: arm, ""),
     "a bit of the last value": (
@@ -483,6 +487,7 @@ CHANGES = {  # of one arm: how, and the gates that see it; "replica" stands for 
         "replica",
     ),
     "a token less in the cache": (lambda arm: with_tensors(arm, shorter), "replica functional_state prefix"),
+    "a layer less": (lambda arm: with_tensors(arm, lower), "replica"),
     "another record": (
         lambda arm: with_boundary(arm, record=entered_again(arm.boundary.record)),
         "replica functional_state prefix",
