@@ -1,6 +1,7 @@
 """batch_control on a tiny checkpoint: whole generations by copies, log-probabilities, gates."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,12 +31,23 @@ def test_rows_hold_three_generations_and_two_comparisons(finished):
             free = [p for p, margin in zip(arm["logprobs"], arm["margins"]) if margin is not None]
             assert free and all(p <= 0 for p in free)
             assert [p is None for p in arm["logprobs"]] == [m is None for m in arm["margins"]]
-    for part in ("token", "logprob"):
-        pairs = [row["comparisons"]["singleton:pair"][f"{part}s"] for row in rows]
-        assert summary[f"{part}_disagreement"]["count"] == sum(not pair["exact"] for pair in pairs)
-        assert summary[f"{part}_disagreement"]["n"] == ROWS
+    differ = sum(not row["comparisons"]["singleton:pair"]["logprobs"]["exact"] for row in rows)
+    assert summary["logprob_disagreement"]["count"] == differ and summary["logprob_disagreement"]["n"] == ROWS
     lengths = [entry["length"] for entry in manifest["panel"]["rows"]]
     assert lengths == sorted(lengths) and summary["input_length"] == {"min": lengths[0], "max": lengths[-1]}
+
+
+def test_tokens_and_log_probabilities_are_counted_each(finished):
+    manifest, rows, _ = open_finished(finished)
+    for row, token, logprob in zip(rows, (None, None, 5, None), (None, 3, 4, 0), strict=True):
+        pair = row["comparisons"]["singleton:pair"]
+        pair["tokens"].update(exact=token is None, first_divergence=token)
+        pair["logprobs"].update(exact=logprob is None, first_divergence=logprob)
+    decoder = SimpleNamespace(numeric=SimpleNamespace(dtype="bf16"))
+    summary = control.Control("batch_control", decoder, [], manifest["panel"], 0).summarise(rows)
+    counts = summary["token_disagreement"]["count"], summary["logprob_disagreement"]["count"]
+    first = summary["first_token_divergence"]["min"], summary["first_logprob_divergence"]["min"]
+    assert (counts, first) == ((1, 3), (5, 0))
 
 
 def test_a_pair_is_the_experiments_decoding(bf16, prompt):
