@@ -139,8 +139,10 @@ def _lower_case(sentence: str, choices: int) -> str | None:
 
 def _choice(names: set[str], choices: int) -> str | None:
     """Returns the one letter if it is a choice, else `AMBIGUOUS`; None without choices."""
+    if not choices:
+        return None
     name = names.pop() if len(names) == 1 else AMBIGUOUS
-    return None if not choices else name if name in string.ascii_uppercase[:choices] else AMBIGUOUS
+    return name if name in string.ascii_uppercase[:choices] else AMBIGUOUS
 
 
 def _letters(sentence: str) -> list[Letter]:
