@@ -32,7 +32,7 @@ def main(
         out, save_boundaries, traced, trace_last, order, lambda: Provenance.here(checkpoint, numeric)
     )
     if traced:
-        longest = max(session.contract.prefix_limit(len(prompt)) for prompt in prompts)
+        longest = max(prompt.contract.prefix_limit(len(prompt)) for prompt in prompts)
         require_room(checkpoint.config, dtype, min(trace_last or longest, longest))
     matrix = RetainedLive(session.models.at(dtype), tasks, prompts, saving)
     return run(matrix, session.manifest(order, tasks_bytes=data), options, out)

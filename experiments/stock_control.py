@@ -15,14 +15,14 @@ import click
 from decode.record import causal_sha256
 from decode.text import CHAT_TEMPLATE, Chat, TextCodec
 from experiments.run.control import Control, Input, chat_steps, select
+from experiments.run.inputs import Models, Session
 from experiments.run.loop import run
-from experiments.run.options import PATH, RunOptions, build_manifest, common_options, dtype_option
+from experiments.run.options import PATH, RunOptions, common_options, dtype_option
 from experiments.run.tasks import Task, load_tasks, of_each_task
 from minimodel.checkpoint import open_checkpoint
 from minimodel.decoder import Decoder
 from minimodel.errors import InputError, refuse
 from minimodel.files import inside, read_bytes
-from minimodel.load import decoder_from
 from minimodel.selfcheck import require_usable
 
 LIMIT = 512  # tokens of a generation, its end-of-sequence token included
@@ -86,11 +86,11 @@ def main(options: RunOptions, dtype: str, file: Path | None, eos: tuple[str, ...
 
     prompts = of_each_task(tasks, prompt, options.tasks)
     require_usable(numeric, checkpoint.config)
-    model = decoder_from(checkpoint, numeric)
+    session = Session("stock_control", options, None, Models(checkpoint, {dtype: numeric}))
+    model = session.models.at(dtype)
     inputs = [chat_input(model, task.id, ids, chat.stop) for task, ids in zip(tasks, prompts)]
     chosen, panel = select(inputs, options.limit)
-    order = [one.id for one in chosen]
-    manifest = build_manifest("stock_control", options, [numeric], checkpoint, None, order, panel, data)
+    manifest = session.manifest([one.id for one in chosen], panel, data)
     manifest["stock"] = {"template": template, "eos_ids": list(chat.stop), "cap": LIMIT}
     control = Control("stock_control", model, chosen, panel, max(len(ids) for ids in prompts) + LIMIT)
     return run(control, manifest, options, options.directory(f"stock_control-{dtype}"))

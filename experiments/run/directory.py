@@ -65,9 +65,9 @@ def _append_partial(run: Path, rank: int, waiting: Row) -> None:
 class RunDirectory:
     """One run on disk, held under a lock that is released when its process ends.
 
-    rows: those that `rows.jsonl` held when it was opened. length: how many it holds now. waiting: rows by index that
-    stand in partial ledgers, with their timing, to be taken when all before them are there. dropped, dropped_waiting:
-    torn bytes cut off the ledger, and off partial ones.
+    rows: those that `rows.jsonl` held when it was opened. length: how many it holds now. waiting: finished rows by
+    index, with their timing, to be taken when all before them are there. dropped, dropped_waiting: torn bytes cut off
+    the ledger, and off partial ones.
     """
 
     def __init__(self, path: Path, manifest: Manifest, fresh: bool) -> None:
@@ -161,18 +161,15 @@ class RunDirectory:
         append_line(self.path / TIMING, canonical(timing))
         self.length += 1
 
-    def keep(self, index: int, row: Row, timing: Timing) -> bool:
-        """Adds a finished row: to `rows.jsonl` where it is the next, else to a partial ledger. Returns which."""
-        if index == self.length:
-            self.append(row, timing)
-            return True
-        (self.path / PARTIAL).mkdir(exist_ok=True)
+    def keep(self, index: int, row: Row, timing: Timing) -> None:
+        """Lets a finished row wait for `take`, in a partial ledger unless it is the next."""
         self.waiting[index] = {**row, "timing": timing}
-        _append_partial(self.path, 0, self.waiting[index])
-        return False
+        if index != self.length:
+            (self.path / PARTIAL).mkdir(exist_ok=True)
+            _append_partial(self.path, 0, self.waiting[index])
 
     def take(self) -> Row | None:
-        """Moves the next row from a partial ledger to `rows.jsonl` and returns it; None where it is not there."""
+        """Moves the next row to `rows.jsonl` and returns it; None where it does not wait."""
         waiting = self.waiting.pop(self.length, None)
         if waiting is None:
             return None

@@ -219,13 +219,15 @@ def run_command(command: Callable[[], int], module: str, resumes: bool = True, r
     sys.exit(code)
 
 
-def as_command(module: str, resumes: bool = False) -> Callable[[Callable[..., int]], Callable[..., None]]:
+def as_command(
+    module: str, resumes: bool = False, ranks: bool = False
+) -> Callable[[Callable[..., int]], Callable[..., None]]:
     """Returns a decorator that runs a function, which returns an exit code, through `run_command`."""
 
     def decorate(body: Callable[..., int]) -> Callable[..., None]:
         @wraps(body)
         def main(**given: Any) -> None:
-            run_command(lambda: body(**given), module, resumes)
+            run_command(lambda: body(**given), module, resumes, ranks)
 
         return main
 

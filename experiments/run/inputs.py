@@ -7,6 +7,8 @@ digest is over the prefixes, so that a bank has one digest whichever of the two 
 A panel is the rows that an experiment froze before it decoded any.
 """
 
+import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +19,15 @@ from decode.state import State
 from experiments.run.directory import ROWS, read_finished
 from experiments.run.exits import one_line, start_again_reproducibly
 from experiments.run.ledger import canonical, compare_leaves, row_key, sha256_text
-from experiments.run.options import RunOptions, build_manifest, contract_entries
-from experiments.run.records import Manifest, Panel
+from experiments.run.options import SCHEMA, RunOptions, code_sha256, contract_entries, git_state, plan_record
+from experiments.run.records import ContractEntries, Manifest, Panel
 from experiments.run.tasks import Prefix, Task, load_tasks, longest_row, prompt_states
 from minimodel.checkpoint import Checkpoint, file_digests, open_checkpoint
 from minimodel.config import ModelConfig
 from minimodel.decoder import Decoder
 from minimodel.errors import CopiesDiffer, InputError, refuse
 from minimodel.load import decoder_from
+from minimodel.machine import machine_record
 from minimodel.numerics import NumericContract
 from minimodel.selfcheck import require_usable
 from stats.panels import length_spread
@@ -166,14 +169,14 @@ class Session:
 
     experiment: str  # the command's name
     options: RunOptions
-    contract: Contract
+    contract: Contract | None  # None: a stock checkpoint, which has no blocks
     models: Models
     bank: Bank | None = None  # whole: nothing of it is selected yet; None: the experiment starts from tasks
     notes: tuple[str, ...] = ()  # on a checkpoint that is not the bank's own
 
     def tasks(self, limit: int | None) -> tuple[list[Task], list[State], bytes]:
         """Returns the first `limit` tasks (all without one), the prompt state of each, and the task file's bytes."""
-        assert self.options.tasks is not None, "this experiment reads tasks"
+        assert self.options.tasks is not None and self.contract is not None, "this experiment reads tasks into blocks"
         tasks, data = load_tasks(self.options.tasks, limit)
         context = self.models.checkpoint.config.max_position_embeddings
         return tasks, prompt_states(tasks, self.contract, context, self.options.tasks), data
@@ -184,7 +187,7 @@ class Session:
         InputError when a row's task is missing, or its prompt block is not the beginning of its prefix.
         """
         path = self.options.tasks
-        assert path is not None, "this experiment reads tasks"
+        assert path is not None and self.contract is not None, "this experiment reads tasks into blocks"
         tasks, data = load_tasks(path, None)
         named = {task.id: task for task in tasks}
         prompts = []
@@ -202,7 +205,7 @@ class Session:
     def states(self, prefixes: Sequence[Prefix]) -> list[State]:
         """Replays prefixes of the bank through this checkpoint's contract and returns the states. InputError names the
         first that is no boundary or fills the context."""
-        assert self.bank is not None, "this experiment starts from a bank"
+        assert self.bank is not None and self.contract is not None, "this experiment starts from a bank"
         context, states = self.models.checkpoint.config.max_position_embeddings, []
         for prefix in prefixes:
             where = f"{self.bank.source}: prefix of row {prefix.id}"
@@ -219,13 +222,37 @@ class Session:
         return states
 
     def manifest(self, row_order: list[str], panel: Panel | None = None, tasks_bytes: bytes | None = None) -> Manifest:
-        """Returns the manifest of a run over `row_order`; the bank's digest leads its panel."""
-        models, source, led = self.models, None, panel or Panel()
+        """Returns the manifest of a run over `row_order`. It holds everything that decides a row's bits, is written
+        before the first row, and is compared on resume.
+
+        Each numeric contract is put in force, to record what that gives; the bank's digest leads the panel.
+        """
+        checkpoint, contracts, records = self.models.checkpoint, self.models.numeric.values(), []
+        for one in contracts:
+            one.apply()
+            records.append(one.record())
+        dtypes = dict.fromkeys(one.torch_dtype for one in contracts)
+        casts = [line for dtype in dtypes for line in checkpoint.cast_warnings(dtype)]
+        led, files = panel or Panel(), {} if tasks_bytes is None else {"tasks": str(self.options.tasks)}
         if self.bank is not None:
-            source, led = self.bank.source, {"bank": self.bank.record(), **led}
-        given = (self.options, list(models.numeric.values()), models.checkpoint, self.contract, row_order)
-        manifest = build_manifest(self.experiment, *given, led, tasks_bytes, source)
-        return {**manifest, "checkpoint_warnings": [*manifest["checkpoint_warnings"], *self.notes]}
+            led, files = {"bank": self.bank.record(), **led}, {"source": str(self.bank.source), **files}
+        entries: ContractEntries = {} if self.contract is None else contract_entries(self.contract)
+        return {
+            "schema": SCHEMA,
+            "experiment": self.experiment,
+            "numeric": records,
+            "environment": machine_record(),
+            "code_sha256": code_sha256(),
+            "checkpoint": file_digests(checkpoint),
+            "checkpoint_warnings": [*checkpoint.warnings, *casts, *self.notes],
+            "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
+            **entries,
+            "preflight": self.options.preflight,
+            "plan": plan_record(),
+            "panel": led,
+            "row_order": row_order,
+            "information": {"checkpoint": str(checkpoint.directory), "command": sys.argv[1:], **git_state(), **files},
+        }
 
 
 def open_session(

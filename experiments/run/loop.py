@@ -111,9 +111,8 @@ def _lead(plan: Plan, directory: RunDirectory, progress: Progress, job: Ranks) -
             progress.note(f"{part}: {text}" if part else text)
 
     def keep(index: int, row: Row, timing: Timing) -> str:
-        if not directory.keep(index, row, timing):  # it waits for a row before it
-            return ""
-        return preflight_failure(plan, index, row) or _take_over(plan, directory)
+        directory.keep(index, row, timing)
+        return _take_over(plan, directory)
 
     stopped = _first_failure(plan, dict(enumerate(directory.rows)))
     stopped = stopped or _take_over(plan, directory) or _first_failure(plan, directory.waiting)

@@ -1,13 +1,10 @@
-"""The options that every experiment shares, the numeric contract they give, and the manifest that records it.
-
-A manifest holds everything that decides a row's bits. It is written before the first row and compared on resume.
-"""
+"""The options that every experiment shares, the numeric contract they give, and the parts of a manifest that follow
+from neither rows nor inputs: the decoding contract, the frozen plan, the code."""
 
 import hashlib
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -18,13 +15,11 @@ import click
 
 from cache.storage import contract_record
 from decode.contract import Contract
-from experiments.run.exits import claim_devices, run_command
-from experiments.run.records import ContractEntries, Manifest, Panel
+from experiments.run.exits import as_command, claim_devices
+from experiments.run.records import ContractEntries
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import COPIES
-from minimodel.checkpoint import Checkpoint, file_digests
 from minimodel.linear import LINEAR_KERNELS
-from minimodel.machine import machine_record
 from minimodel.numerics import DEFAULT_THREADS, DTYPES, KERNELS, NumericContract
 from stats.donors import LEAST_DIVERGENT, LEAST_EXACT, PRECEDENCE
 from stats.intervals import BLOCK, REPLICATES, UNCERTAINTY
@@ -198,66 +193,21 @@ def with_options(command: Command, options: Sequence[Decorator]) -> Command:
 
 
 def common_options(name: str, preflight: int = 0, checkpoint: str = "primary", tasks: bool = True) -> Decorator:
-    """All shared options but --dtype, for the command experiments.NAME, which `run_command` runs: it receives them as
-    one `options: RunOptions` and returns its exit code. tasks: offer --tasks."""
+    """All shared options but --dtype, for the command experiments.NAME. It receives them as one `options: RunOptions`
+    and returns its exit code. tasks: offer --tasks."""
 
     def decorate(command: Command) -> Command:
+        @as_command(f"experiments.{name}", resumes=True, ranks=True)
         @wraps(command)
-        def wrapped(**given: Any) -> None:
+        def main(**given: Any) -> int:
             shared = RunOptions(**{name: given.pop(name, None) for name in RunOptions.__dataclass_fields__})
-
-            def body() -> int:
-                claim_devices(shared.device, os.environ)
-                return int(command(options=shared, **given))
-
-            run_command(body, f"experiments.{name}", ranks=True)
+            claim_devices(shared.device, os.environ)
+            return int(command(options=shared, **given))
 
         inputs = [checkpoint_option(checkpoint), *((TASKS,) if tasks else ()), out_option(), LIMIT]
-        return with_options(wrapped, [QUIET, FRESH, *NUMERIC, BATCH_SIZE, *inputs, preflight_option(preflight)])
+        return with_options(main, [QUIET, FRESH, *NUMERIC, BATCH_SIZE, *inputs, preflight_option(preflight)])
 
     return decorate
-
-
-def build_manifest(
-    experiment: str,
-    options: RunOptions,
-    numeric: list[NumericContract],
-    checkpoint: Checkpoint,
-    contract: Contract | None,
-    row_order: list[str],
-    panel: Panel | None = None,
-    tasks_bytes: bytes | None = None,
-    source: Path | None = None,
-) -> Manifest:
-    """numeric: one contract per dtype of the run, in order; `apply` is called on each to record what it puts in force.
-    contract: None for a stock checkpoint. tasks_bytes: the task file's, None for an experiment that reads none. source:
-    the run that the bank was read from.
-    """
-    entries: ContractEntries = {} if contract is None else contract_entries(contract)
-    records = []
-    for one in numeric:
-        one.apply()
-        records.append(one.record())
-    dtypes = dict.fromkeys(one.torch_dtype for one in numeric)
-    casts = [line for dtype in dtypes for line in checkpoint.cast_warnings(dtype)]
-    files = {} if source is None else {"source": str(source)}
-    files |= {} if tasks_bytes is None else {"tasks": str(options.tasks)}
-    return {
-        "schema": SCHEMA,
-        "experiment": experiment,
-        "numeric": records,
-        "environment": machine_record(),
-        "code_sha256": code_sha256(),
-        "checkpoint": file_digests(checkpoint),
-        "checkpoint_warnings": [*checkpoint.warnings, *casts],
-        "tasks_sha256": None if tasks_bytes is None else hashlib.sha256(tasks_bytes).hexdigest(),
-        **entries,
-        "preflight": options.preflight,
-        "plan": plan_record(),
-        "panel": panel or {},
-        "row_order": row_order,
-        "information": {"checkpoint": str(checkpoint.directory), "command": sys.argv[1:], **git_state(), **files},
-    }
 
 
 def contract_entries(contract: Contract) -> ContractEntries:

@@ -23,6 +23,7 @@ from decode.greedy import Steps
 from experiments.run.designs import RetainedLive, matrix_summary
 from experiments.run.exits import run_command
 from experiments.run.experiment import Arm, Arms, replica_gate
+from experiments.run.inputs import Models, Session
 from experiments.run.loop import run
 from experiments.run.options import (
     DEVICE,
@@ -31,7 +32,6 @@ from experiments.run.options import (
     QUIET,
     TASKS,
     THREADS,
-    build_manifest,
     checkpoint_option,
     dtype_option,
     out_option,
@@ -147,8 +147,9 @@ def run_recording(options: SimpleNamespace) -> int:
     require_usable(numeric, checkpoint.config)  # the same library calls as transformers makes, so the same faults
     reference = Reference(options.checkpoint, numeric.torch_dtype, device=numeric.torch_device)
     prompts = prompt_states(tasks, contract, reference.config.max_position_embeddings, options.tasks)
+    session = Session("matrix", options, contract, Models(checkpoint, {options.dtype: numeric}))
     panel = {"incremental": True} if options.incremental else None
-    manifest = described(build_manifest("matrix", options, [numeric], checkpoint, contract, order, panel, data))
+    manifest = described(session.manifest(order, panel, data))
     if options.traced:
         longest = max(contract.prefix_limit(len(prompt)) for prompt in prompts)
         require_room(reference.config, options.dtype, min(options.trace_last or longest, longest))

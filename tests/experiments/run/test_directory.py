@@ -39,6 +39,7 @@ def test_a_row_done_before_an_earlier_one_waits_in_a_partial_ledger(tmp_path):
     for row in reversed(indexed):
         run = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
         run.keep(row["index"], row, {"row": row["row"]})
+        assert (run.take() is None) == (row["row"] == "b"), "b waits for a"
         run.close()
     run = RunDirectory(tmp_path / "run", MANIFEST, fresh=False)
     assert run.length == 1 and list(run.waiting) == [1] and run.take()["row"] == "b"

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from experiments.run import options
+from experiments.run import inputs, options
 from experiments.run.options import NO_ROWS, ROOT, code_sha256, deciding_files, git_state
 from minimodel.machine import machine_record
 from tests.experiments.commands import write_tasks
@@ -44,7 +44,7 @@ def test_a_resume_under_another_variable_is_refused_by_name(name, place, tiny_di
 
 @pytest.mark.parametrize("name", ["cpu", "torch"])
 def test_a_resume_on_another_machine_is_refused_by_name(name, place, tiny_directory, monkeypatch):
-    monkeypatch.setattr(options, "machine_record", lambda: {**machine_record(), name: "another"})
+    monkeypatch.setattr(inputs, "machine_record", lambda: {**machine_record(), name: "another"})
     assert f'environment.{name}: expected "another", found' in one_line(resume(place, tiny_directory))
 
 
