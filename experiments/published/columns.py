@@ -1,36 +1,29 @@
-"""The release's names (the release "stage-replay-artifacts" v1.0.0) and where our runs keep what they name: the columns
-of a ledger line, and the claims of a summary.
+"""The columns of the release "stage-replay-artifacts" v1.0.0, and where our ledger rows keep what they name.
 
 What our ledger has no field for takes the release's meaning. `source_row_sha256`: the digest of our ledger's row.
 `trace_equal`: the whole suffixes are equal. `answer_equal`: the answer blocks are equal token for token. `all_48_...`:
 every layer. `checkpoint_alias`: C0 for the transplants, C1 for the replication.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from minimodel.errors import refuse
 from stats.donors import DONORS
 
 Row = Mapping[str, Any]
-Names = dict[str, str | Callable[[Any], object]]  # the release's name: a path into our record, or a function of it
+Names = dict[str, str | Callable[[Any], object]]  # the release's name: a path into our row, or a function of it
 
 
-def pick(record: Row, names: Names) -> dict[str, Any]:
-    """Returns what the names stand for in a ledger row or a summary; a rate in the release's spelling."""
-    return {name: place(record) if callable(place) else _at(record, place) for name, place in names.items()}
+def pick(row: Row, names: Names) -> dict[str, Any]:
+    """Returns what the names stand for in a ledger row."""
+    return {
+        name: place(row) if callable(place) else reduce(getitem, place.split("."), row) for name, place in names.items()
+    }
 
 
-def _at(record: Row, path: str) -> Any:
-    value: Any = record
-    for key in path.split("."):
-        value = value[key]
-    if isinstance(value, dict) and "wilson_95" in value:
-        return {**{key: value[key] for key in ("count", "n", "rate")}, "wilson_95_ci": value["wilson_95"] or [None] * 2}
-    return value
-
-
-# -- columns ----------------------------------------------------------------------------------------------------------
 _PARTS = ("cache", "logits", "suffix")
 _HEAD: Names = {"row_id": "row", "source_row_sha256": "row_sha256"}
 _PREFIX: Names = {"prefix_token_count": "prefix.length", "prefix_sha256": "prefix.sha256"}
@@ -126,25 +119,6 @@ _AUDIT_PAIRS = {
     "live_prefill": "live:prefill",
     "prefill_replica": "prefill:prefill_replica",
 }
-AUDIT_FLAGS: Names = {
-    "prefix_commitment_equal": "gates.prefix",
-    "live_incremental_suffix_equal": "gates.suffix live:incremental",
-    "live_replica_suffix_equal": "gates.suffix live_replica:incremental_replica",
-    "prefill_suffix_equal": "gates.suffix prefill:prefill",
-    "prefill_replica_suffix_equal": "gates.suffix prefill_replica:prefill_replica",
-    "comparison_objects_equal": lambda row: all(
-        row["gates"][f"leaves comparison {pair}"] for pair in _AUDIT_PAIRS.values()
-    ),
-    **{
-        f"{part}_{name}_fingerprint_equal": f"gates.leaves {part} {pair}"
-        for part in _PARTS[:2]
-        for name, pair in _AUDIT_PAIRS.items()
-    },
-}
-AUDIT_LEAVES: Names = {
-    "cache_common_scalar_leaves_per_section": lambda row: _leaves(row, "cache"),
-    "logit_common_scalar_leaves_per_section": lambda row: _leaves(row, "logits"),
-}
 
 
 def _leaves(row: Row, part: str) -> object:
@@ -166,8 +140,21 @@ _AUDIT: Names = {
     "row_id": _bridged,
     "source_live_row_sha256": "left_row_sha256",
     "source_incremental_row_sha256": "right_row_sha256",
-    **AUDIT_FLAGS,
-    **AUDIT_LEAVES,
+    "prefix_commitment_equal": "gates.prefix",
+    "live_incremental_suffix_equal": "gates.suffix live:incremental",
+    "live_replica_suffix_equal": "gates.suffix live_replica:incremental_replica",
+    "prefill_suffix_equal": "gates.suffix prefill:prefill",
+    "prefill_replica_suffix_equal": "gates.suffix prefill_replica:prefill_replica",
+    "comparison_objects_equal": lambda row: all(
+        row["gates"][f"leaves comparison {pair}"] for pair in _AUDIT_PAIRS.values()
+    ),
+    **{
+        f"{part}_{name}_fingerprint_equal": f"gates.leaves {part} {pair}"
+        for part in _PARTS[:2]
+        for name, pair in _AUDIT_PAIRS.items()
+    },
+    "cache_common_scalar_leaves_per_section": lambda row: _leaves(row, "cache"),
+    "logit_common_scalar_leaves_per_section": lambda row: _leaves(row, "logits"),
     "audit_pass": "passed",
 }
 _SINGLE = "comparisons.singleton:pair"
@@ -192,88 +179,3 @@ FILES: dict[str, tuple[str, Names]] = {
     "audit": ("historical_bridge_audit.csv", _AUDIT),
     "stock_control": ("stock_qwen_control.csv", _CONTROL),
 }
-
-
-# -- claims -----------------------------------------------------------------------------------------------------------
-def _passed(summary: Row) -> int:
-    return int(summary["rows"]) - len(summary["failed_rows"])
-
-
-def matrix_claims(left: str) -> Names:
-    """Returns the claims on one matrix at one precision, in its summary."""
-    drift = {"cache": "cache", "logit": "logits"}
-    return {
-        "rows": "rows",
-        "integrity_pass_rows": _passed,
-        **{f"{arm}_replica_exact_rows": f"gates.replica_{arm}.passed" for arm in (left, "prefill")},
-        "functional_state_equal_rows": "gates.functional_state.passed",
-        "all_storage_disjoint_rows": "gates.storage_disjoint.passed",
-        "suffix_disagreement": "suffix_disagreement",
-        "trace_disagreement": "suffix_disagreement",
-        "merge_disagreement": "merge_disagreement",
-        "answer_disagreement": "answer_tokens_disagreement",
-        "correctness_label_disagreement": "correctness_disagreement",
-        "first_divergence": "first_divergence",
-        "first_token_divergence_rows": "first_token_divergence_rows",
-        "immediate_argmax_different_rows": lambda summary: summary["rows"] - summary["argmax_equal_rows"],
-        **{f"{arm}_correct": f"accuracy.{arm}.correct" for arm in (left, "prefill")},
-        **{f"{arm}_only_correct": f"accuracy.{side}_only" for arm, side in ((left, "left"), ("prefill", "right"))},
-        "accuracy_delta_prefill_minus_left_pp": "accuracy.difference_points",
-        "accuracy_paired_bootstrap_95_ci_pp": "accuracy.bootstrap_95",
-        "mcnemar_exact_two_sided_p": "accuracy.mcnemar_p",
-        **{f"{part}_exact_rows": f"{part}.exact_rows" for part in _PARTS[:2]},
-        **{
-            f"{a}_{size}_diff_median": f"{b}.{size}_median"
-            for a, b in drift.items()
-            for size in ("max_abs", "mean_abs")
-        },
-        **({"cache_relative_l2_diff_median": "cache.relative_l2_median"} if left == "incremental" else {}),
-    }
-
-
-EFFECT: Names = {"delta_fp32_minus_bf16_pp": "difference_points", "paired_bootstrap_95_ci_pp": "bootstrap_95"}
-REDUCTION: Names = {
-    **{key: key for key in ("bf16_count", "bf16_only", "fp32_count", "fp32_only")},
-    **EFFECT,
-    "mcnemar_exact_two_sided_p": "mcnemar_p",
-}
-REDUCTIONS = {
-    "answer_mismatch": "answer_tokens_disagreement",
-    "correctness_flip": "correctness_disagreement",
-    "logits_mismatch": "logits_disagreement",
-    "suffix_mismatch": "suffix_disagreement",
-}
-BRIDGE_CLAIMS: Names = {
-    "rows": "rows",
-    "integrity_pass_rows": _passed,
-    "all_48_layers_exact_rows": "identity.cache.count",
-    **{f"live_teacher_{part}_exact_rows": f"identity.{part}.count" for part in _PARTS},
-    "live_matches_historical_prefix_rows": "saved_prefix_agreement.count",
-    "new_prefix_length_range": lambda summary: [summary["prefix_length"][end] for end in ("min", "max")],
-    "historical_prefix_length_range": lambda summary: [summary["saved_prefix_length"][end] for end in ("min", "max")],
-}
-TRANSPLANT_CLAIMS: Names = {
-    "rows": "rows",
-    "integrity_pass_rows": _passed,
-    "baseline_exact_rows": "endpoints.baseline_exact_rows",
-    **{
-        name: f"endpoints.{name}"
-        for name in (
-            *("baseline_divergence", *(f"{arm}_donor_recovery" for arm in DONORS)),
-            *("bidirectional_donor_recovery", "exact_control_novel_trajectory"),
-        )
-    },
-}
-STOCK_CLAIMS: Names = {
-    "rows": "rows",
-    **{f"pair_replica_{part}_exact_rows": "gates.replica_pair.passed" for part in ("token", "logprob")},
-    "singleton_pair_token_exact_rows": lambda one: one["rows"] - one["token_disagreement"]["count"],
-    "singleton_pair_logprob_exact_rows": lambda one: one["rows"] - one["logprob_disagreement"]["count"],
-}
-
-
-def audit_claims(summary: Row, rows: Sequence[Row]) -> dict[str, object]:
-    """Returns the claims on an audit, whose counts are of its rows."""
-    flags = [pick(row, AUDIT_FLAGS) for row in rows]
-    counts = {f"{column}_rows": sum(bool(one[column]) for one in flags) for column in AUDIT_FLAGS}
-    return {"rows": summary["rows"], "audit_pass_rows": _passed(summary), **counts, **pick(rows[0], AUDIT_LEAVES)}

@@ -1,7 +1,7 @@
 """Writes our finished runs in the form of the paper's release: CSV files, paper_claims.json and analysis_plan.json.
 
-The claims are taken from the runs' summaries, not from the exported columns, so that recomputing them from the columns
-checks each number along two ways. Columns and file names: `published.columns`.
+The claims are computed from the exported columns by the code that recomputes the release's: every number of an export
+follows from ledger rows, which are sealed, and none from a summary. Columns and file names: `published.columns`.
 """
 
 import csv
@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.published import columns
 from experiments.published.columns import FILES, pick
 from experiments.run.directory import Run, read_finished
 from experiments.run.ledger import require_distinct, row_key, write_whole
 from minimodel.errors import InputError, refuse
-from stats.published.claims import SCHEMA
+from stats.published.claims import SCHEMA, recomputed
 
 CLAIMS, PLAN = "paper_claims.json", "analysis_plan.json"
 PLAN_SCHEMA = "stage-replay-public-analysis-plan-v1"
-# run of a whole export: where its claims come from; a name with "-" is an experiment in one dtype
+# the runs of a whole export, which its claims are about; a name with "-" is an experiment in one dtype
 WHOLE = (
     *("matrix-bf16", "matrix-fp32", "fixed_prefix", "bridge"),
     *("audit", "transplant", "replication", "stock_control"),
@@ -34,7 +33,7 @@ def export_runs(paths: Sequence[Path], directory: Path) -> tuple[list[tuple[Path
 
     Returns each CSV file with its number of rows, and the runs that a whole set still lacks. Runs of one experiment in
     several precisions share a file. InputError for a run that is unfinished, failed a gate, or has no ledger in the
-    release.
+    release, and for runs of different plans or tasks.
     """
     files: dict[str, list[Line]] = {}
     runs = [_read_passed(path) for path in paths]
@@ -47,10 +46,12 @@ def export_runs(paths: Sequence[Path], directory: Path) -> tuple[list[tuple[Path
     several = {f"matrix-{run.numeric()[0]['dtype']}": run for run in runs if run.experiment == "matrix"}
     given = {run.experiment: run for run in runs} | several
     missing = [name for name in WHOLE if name not in given]
-    documents = {} if missing else {CLAIMS: claims(given), PLAN: plan(given)}
+    documents = {} if missing else {PLAN: plan(given)}
     (directory / "data").mkdir(parents=True, exist_ok=True)
     for name, lines in files.items():
         write_whole(directory / "data" / name, _csv(lines))
+    if not missing:
+        documents[CLAIMS] = {"schema": SCHEMA, **recomputed(directory / "data")}
     for name, value in documents.items():
         write_whole(directory / name, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
     return [(directory / "data" / name, len(lines)) for name, lines in files.items()], missing
@@ -78,34 +79,6 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
-
-
-def claims(runs: Mapping[str, Run]) -> dict[str, Any]:
-    """Returns paper_claims.json of a whole set of runs, by the names in WHOLE."""
-    summary = {name: run.summary or {} for name, run in runs.items()}
-    fixed, crossed = summary["fixed_prefix"]["precisions"], summary["fixed_prefix"]["cross_precision"]
-    low, high = runs["matrix-bf16"].rows, runs["matrix-fp32"].rows
-    live, incremental = columns.matrix_claims("live"), columns.matrix_claims("incremental")
-    return {
-        "fixed_prefix_2x2": {
-            **{dtype: pick(block, incremental) for dtype, block in fixed.items()},
-            "cross_precision": {
-                "accuracy_effect_difference": pick(crossed["accuracy_difference_of_differences"], columns.EFFECT),
-                **{name: pick(crossed[ours], columns.REDUCTION) for name, ours in columns.REDUCTIONS.items()},
-            },
-            "cross_precision_prefix_exact_rows": crossed["prefix_identity"]["count"],
-        },
-        "historical_bridge": columns.audit_claims(summary["audit"], list(runs["audit"].rows.values())),
-        "matched_live_prefill": {
-            **{dtype: pick(summary[f"matrix-{dtype}"], live) for dtype in ("bf16", "fp32")},
-            "cross_precision_prefix_exact_rows": sum(low[key]["prefix"] == high[key]["prefix"] for key in low),
-        },
-        "prospective_bridge": pick(summary["bridge"], columns.BRIDGE_CLAIMS),
-        "schema": SCHEMA,
-        "stock_qwen_diagnostic": pick(summary["stock_control"], columns.STOCK_CLAIMS),
-        "transplant_later": pick(summary["replication"], columns.TRANSPLANT_CLAIMS),
-        "transplant_primary": pick(summary["transplant"], columns.TRANSPLANT_CLAIMS),
-    }
 
 
 def plan(runs: Mapping[str, Run]) -> dict[str, Any]:

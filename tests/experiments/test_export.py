@@ -35,7 +35,6 @@ def checked(directory):
 
 
 def test_a_whole_export_passes_the_releases_own_checks(data):
-    """The claims, which come from the summaries, are what the columns give, and the other way round."""
     code, found = checked(data.parent)
     assert code == 0, [claim for claim in found["claims"] if not claim["equal"]]
     assert {claim["claim"].split(".")[0] for claim in found["claims"]} == {
@@ -57,8 +56,47 @@ def test_a_changed_column_of_an_export_is_noticed(data, tmp_path, file):
     assert call("published", other, cwd=tmp_path).exit_code in (2, 3), first
 
 
-def test_a_summary_that_its_own_rows_do_not_bear_out_is_noticed(runs, tmp_path):
-    """The claims come from the summaries and are recomputed from the columns: two ways to each number."""
+def rate(block):
+    """A rate of a summary in the release's spelling."""
+    return {**{key: block[key] for key in ("count", "n", "rate")}, "wilson_95_ci": block["wilson_95"] or [None, None]}
+
+
+def test_the_claims_are_what_the_runs_own_summaries_say(runs, data):
+    """Two ways to each number: the claims are computed from the columns, the summaries from the rows."""
+    claims = json.loads((data.parent / "paper_claims.json").read_text())
+    fixed, crossed = (summary_of(runs["fixed_prefix"])[part] for part in ("precisions", "cross_precision"))
+    both = [(claims["fixed_prefix_2x2"][dtype], block, "incremental") for dtype, block in fixed.items()]
+    for dtype, name in (("bf16", "matrix"), ("fp32", "matrix-fp32")):
+        both.append((claims["matched_live_prefill"][dtype], summary_of(runs[name]), "live"))
+    for found, block, left in both:
+        for theirs, ours in (("suffix", "suffix"), ("merge", "merge"), ("answer", "answer_tokens")):
+            assert found[f"{theirs}_disagreement"] == rate(block[f"{ours}_disagreement"])
+        assert found["correctness_label_disagreement"] == rate(block["correctness_disagreement"])
+        assert found["first_divergence"] == block["first_divergence"]
+        accuracy, drift = block["accuracy"], block["cache"]
+        assert [found[f"{arm}_correct"] for arm in (left, "prefill")] == [
+            accuracy[arm]["correct"] for arm in (left, "prefill")
+        ]
+        assert found["accuracy_paired_bootstrap_95_ci_pp"] == accuracy["bootstrap_95"]
+        assert found["cache_exact_rows"] == drift["exact_rows"]
+        assert found["cache_max_abs_diff_median"] == drift["max_abs_median"]
+        assert found["integrity_pass_rows"] == found["rows"] == block["rows"]
+    effect = claims["fixed_prefix_2x2"]["cross_precision"]["suffix_mismatch"]
+    assert effect["delta_fp32_minus_bf16_pp"] == crossed["suffix_disagreement"]["difference_points"]
+    for name, run in (("transplant_primary", "transplant"), ("transplant_later", "replication")):
+        endpoints = summary_of(runs[run])["endpoints"]
+        assert all(found == rate(endpoints[key]) for key, found in claims[name].items() if isinstance(found, dict))
+    identity = summary_of(runs["bridge"])["identity"]
+    for part in ("cache", "logits", "suffix"):
+        assert claims["prospective_bridge"][f"live_teacher_{part}_exact_rows"] == identity[part]["count"]
+    stock, audit = summary_of(runs["stock_control"]), summary_of(runs["audit"])
+    exact = claims["stock_qwen_diagnostic"]["singleton_pair_token_exact_rows"]
+    assert exact == stock["rows"] - stock["token_disagreement"]["count"]
+    assert claims["historical_bridge"]["audit_pass_rows"] == audit["rows"] - len(audit["failed_rows"])
+
+
+def test_an_altered_summary_does_not_reach_an_export(runs, data, tmp_path):
+    """The control: an altered row is refused, as its line is sealed."""
     other = tmp_path / "other"
     shutil.copytree(runs["matrix"], other)
     block = summary_of(other)["suffix_disagreement"]
@@ -66,11 +104,10 @@ def test_a_summary_that_its_own_rows_do_not_bear_out_is_noticed(runs, tmp_path):
     paths = [other if name == "matrix" else path for name, path in runs.items()]
     options = [part for path in paths for part in ("--export", path)]
     assert call("published", *options, tmp_path / "out", cwd=tmp_path).exit_code == 0
-    code, found = checked(tmp_path / "out")
-    assert code == 3
-    differing = {claim["claim"] for claim in found["claims"] if not claim["equal"]}
-    names = ("suffix_disagreement.count", "trace_disagreement.count")
-    assert differing == {f"matched_live_prefill.bf16.{name}" for name in names}
+    assert (tmp_path / "out/paper_claims.json").read_bytes() == (data.parent / "paper_claims.json").read_bytes()
+    text = (other / "rows.jsonl").read_text()
+    (other / "rows.jsonl").write_text(text.replace('"exact":false', '"exact":true', 1))
+    assert "expected an intact row" in one_line(call("published", *options, tmp_path / "more", cwd=tmp_path))
 
 
 def test_the_plan_is_the_manifests(runs, data):
