@@ -219,7 +219,7 @@ def write_audit(
         for row in rows[len(directory.rows) :]:
             seconds = round(time.monotonic() - started, 4)
             directory.append(row, {"row": row_key(row), "seconds_since_start": seconds})
-        directory.finish(summary, run_report({**manifest}, {**summary}))
+        directory.finish(summary, run_report(manifest, summary))
     finally:
         directory.close()
 

@@ -35,11 +35,12 @@ def pair_blocks(name: str, runs: Sequence[Run]) -> list[Block]:
 def rates_figure(name: str, pairs: Sequence[Pair]) -> Figure:
     """Returns disagreement rates with their Wilson 95 % intervals, a series per pair."""
     keys = [f"{key}_disagreement" for key in ("suffix", "merge", "answer", "correctness")]
-    keys = [key for key in keys if any(key in pair.summary for pair in pairs)]
-    columns = [(pair.label, {words(k): rate(pair.summary[k]) for k in keys if k in pair.summary}) for pair in pairs]
+    found: list[tuple[str, dict[str, Any]]] = [(pair.label, {**pair.summary}) for pair in pairs]
+    keys = [key for key in keys if any(key in summary for _, summary in found)]
+    columns = [(label, {words(k): rate(summary[k]) for k in keys if k in summary}) for label, summary in found]
     data = column_table("Disagreement of the two arms", "endpoint", columns, "not scored")
     caption = "Share of rows on which the two constructions disagree, with Wilson 95 % intervals."
-    series = [(pair.label, [_percent(pair.summary.get(key)) for key in keys]) for pair in pairs]
+    series = [(label, [_percent(summary.get(key)) for key in keys]) for label, summary in found]
     return dots(name, caption, data, series, "rows that disagree, %", (-2, 102))
 
 

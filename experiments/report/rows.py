@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from decode.text import LETTERS
 from experiments.report.blocks import Alert, Block, Figure, Paragraph, RowEntry, Table, column_table, visible
@@ -16,11 +15,11 @@ from experiments.report.runs import TRANSPLANTS, ArmPair, Run, at, compared, fai
 from experiments.report.texts import Texts
 from experiments.report.values import number, scalar, words
 from experiments.run.ledger import row_key
+from experiments.run.records import ArmEntry, Row
 from minimodel.errors import InputError
 from minimodel.roles import ROLE_NAMES
 from stats.donors import DONORS
 
-Row = dict[str, Any]
 DIVERGENCE = Path(__file__).with_name("divergence.svg")  # the drawing of a divergence, without its texts
 
 
@@ -122,7 +121,7 @@ def margin_text(margin: float | None, ulp: float | None) -> str:
     return f"{number(margin)} (a tie)" if not margin else number(margin) + ("" if ulp is None else f" ({ulp:g} ULP)")
 
 
-def _arms_table(arms: dict[str, Any], pair: ArmPair | None, texts: Texts) -> Table:
+def _arms_table(arms: dict[str, ArmEntry], pair: ArmPair | None, texts: Texts) -> Table:
     """Each arm's choice at the first divergence with its margin, and its answer with its score."""
     columns: dict[str, list[str]] = {"arm": list(map(words, arms))}
     columns["tokens"] = [str(len(suffix_of(arm))) for arm in arms.values()]

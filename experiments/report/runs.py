@@ -12,7 +12,7 @@ from experiments.report.texts import Texts, read_texts
 from experiments.run.directory import MANIFEST, TIMING, read_run
 from experiments.run.exits import readable
 from experiments.run.ledger import row_key
-from experiments.run.records import Timing, fields
+from experiments.run.records import ArmEntry, Comparison, Manifest, PairEndpoints, Row, Summary, Timing, fields
 from experiments.run.summary import matched_prefixes
 from minimodel.errors import InputError, refuse
 from minimodel.files import parse_json, read_bytes
@@ -34,10 +34,10 @@ class Run:
     path: Path
     name: str  # as tables head their columns with it
     anchor: str  # its identifier within a page
-    manifest: dict[str, Any]
-    summary: dict[str, Any]  # empty while the run is unfinished
-    rows: Sequence[dict[str, Any]] = ()
-    timing: Sequence[dict[str, Any]] = ()  # {row, seconds, arms} per decoded row
+    manifest: Manifest
+    summary: Summary  # empty while the run is unfinished
+    rows: Sequence[Row] = ()
+    timing: Sequence[Timing] = ()
 
     @property
     def experiment(self) -> str:
@@ -62,7 +62,7 @@ class Run:
         return [f"{self.name}: {text}" for text in found]
 
 
-def failure(row: dict[str, Any]) -> str:
+def failure(row: Row) -> str:
     """Returns the gates that a row failed, and the recorded reason; empty where it passed."""
     names = ", ".join(gate for gate, passed in row["gates"].items() if not passed)
     return f"{names} ({row['failure']})" if names and row.get("failure") else names
@@ -99,13 +99,12 @@ def at(values: Sequence[Any], index: int) -> Any:
     return values[index] if index < len(values) else None
 
 
-def suffix_of(arm: dict[str, Any]) -> list[int]:
+def suffix_of(arm: ArmEntry) -> list[int]:
     """Returns what an arm decoded: its suffix, or all tokens after the prompt in a batch control."""
-    tokens: list[int] = arm.get("suffix", arm.get("tokens", []))
-    return tokens
+    return arm.get("suffix", arm.get("tokens", []))
 
 
-def follows(arms: dict[str, Any], arm: str) -> str:
+def follows(arms: dict[str, ArmEntry], arm: str) -> str:
     """Returns the constructions whose suffix the arm repeats, or "neither"."""
     suffix = arms[arm]["suffix_sha256"]
     return " and ".join(name for name in CONSTRUCTIONS if arms[name]["suffix_sha256"] == suffix) or "neither"
@@ -115,15 +114,14 @@ def follows(arms: dict[str, Any], arm: str) -> str:
 class ArmPair:
     """Two compared arms of one row, and their choices where the suffixes diverge."""
 
-    row: dict[str, Any]
+    row: Row
     arms: tuple[str, str]
     dtype: str
 
     @property
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Comparison:
         """The ledger's comparison; empty where it holds none."""
-        found: dict[str, Any] = self.row["comparisons"].get(":".join(self.arms), {})
-        return found
+        return self.row["comparisons"].get(":".join(self.arms), {})
 
     @cached_property
     def suffixes(self) -> list[list[int]]:
@@ -174,7 +172,7 @@ class ArmPair:
         return not self.entry.get("answer_equal", left == right)
 
 
-def compared(run: Run, row: dict[str, Any]) -> ArmPair | None:
+def compared(run: Run, row: Row) -> ArmPair | None:
     """Returns the pair of arms that the row's experiment compares; None where it failed closed or decodes nothing."""
     arms = next((pair for pair in COMPARED if set(pair) <= set(row.get("arms", ()))), None)
     dtype = str(row.get("dtype") or row.get("cell", run.dtypes[0])).split("/")[0]
@@ -188,7 +186,7 @@ class Pair:
     run: Run
     dtype: str
     arms: tuple[str, str]
-    summary: dict[str, Any]
+    summary: PairEndpoints
     rows: list[ArmPair]  # that hold the comparison
 
     @property

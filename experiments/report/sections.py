@@ -15,6 +15,7 @@ from experiments.report.summaries import endpoint_blocks, gate_table, head
 from experiments.report.values import rate, scalar, words
 from experiments.run.directory import INFORMATION, ROWS
 from experiments.run.ledger import leaves, sha256_file
+from experiments.run.records import PairEndpoints
 from minimodel.errors import refuse
 from minimodel.files import read_json_object
 from minimodel.numerics import KERNELS
@@ -151,7 +152,7 @@ class Kernels(NamedTuple):
     run: Run
     dtype: str
     name: str  # ATTENTION/LINEAR
-    summary: dict[str, Any]
+    summary: PairEndpoints
     seconds: dict[str, float]  # by row id
     chunks: dict[str, Any]  # the chunk curve of a causes cell; empty elsewhere
 

@@ -17,7 +17,7 @@ from experiments.report.runs import Pair, Run, matched_matrices, pairs
 from experiments.report.values import change, describe, entries, number, rate, scalar, words
 from experiments.run.inputs import shortfall
 from experiments.run.ledger import leaves
-from experiments.run.records import PairEndpoints
+from experiments.run.records import Manifest, PairEndpoints, Summary
 
 MCNEMAR = (
     "A McNemar test describes the direction of the discordant rows. A large p does not establish that the two arms are "
@@ -50,7 +50,7 @@ def head(run: Run, dtype: str = "") -> Link:
     return Link(f"{run.name}, {dtype}" if dtype else run.name, run.anchor)
 
 
-def run_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
+def run_report(manifest: Manifest, summary: Summary) -> str:
     """Returns report.md of one finished run: what it was made with, its gates, and the same tables as on the page."""
     experiment = str(summary["experiment"])
     run = Run(Path(), experiment, "run", manifest, summary)
@@ -58,7 +58,7 @@ def run_report(manifest: dict[str, Any], summary: dict[str, Any]) -> str:
     return render_markdown(Report(f"{experiment}, {summary['dtype']}", blocks), drawings=False)
 
 
-def head_blocks(manifest: dict[str, Any], summary: dict[str, Any]) -> list[Block]:
+def head_blocks(manifest: Manifest, summary: Summary) -> list[Block]:
     """Returns rows, numeric contract, environment, digests, and whether every gate passed."""
     recorded = manifest["environment"]
     environment = ", ".join(f"{words(key)} {recorded[key]}" for key in ENVIRONMENT if key in recorded)
@@ -105,7 +105,8 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
         found = [["rows in both", str(block["rows"])], ["one integer prefix", rate(block["prefix_identity"])]]
         blocks.append(Table(f"Boundary prefixes of {left.name} and {right.name}", ["prefixes", "rows"], found))
         blocks.append(Paragraph(block["reading"]))
-    blocks += [crossing_table(run) for run in runs if (run.summary.get("cross_precision") or {}).get("rows")]
+    crossed = [(run, run.summary.get("cross_precision") or {}) for run in runs]
+    blocks += [crossing_table(run, block) for run, block in crossed if block.get("rows")]
     blocks += [*cautions([run.summary for run in runs]), *drawings]
     beyond = {"causes": causes_blocks, "carrier": carrier_blocks}.get(experiment)
     for run in runs:
@@ -113,7 +114,7 @@ def endpoint_blocks(experiment: str, runs: Sequence[Run], drawings: Sequence[Blo
     return blocks + further_tables(runs, lambda key: key not in LEADING)
 
 
-def cautions(summaries: Sequence[dict[str, Any]]) -> list[Block]:
+def cautions(summaries: Sequence[Summary]) -> list[Block]:
     """Returns the paper's cautions that apply to any of the summaries, each once."""
     found: list[str] = []
     for summary in summaries:
@@ -149,7 +150,7 @@ def pair_tables(compared: Sequence[Pair]) -> list[Block]:
     return made
 
 
-def pair_rows(summary: dict[str, Any]) -> dict[str, str]:
+def pair_rows(summary: PairEndpoints) -> dict[str, str]:
     """Returns the endpoints of one comparison by name; answers and accuracy if its arms are scored."""
     n, accuracy = summary["compared_rows"], summary.get("accuracy")
     rows = {
@@ -175,9 +176,8 @@ def pair_rows(summary: dict[str, Any]) -> dict[str, str]:
     return rows | {"boundary argmax equal": f"{summary['argmax_equal_rows']}/{n}"}
 
 
-def crossing_table(run: Run) -> Table:
-    """Returns what the change of precision does to each disagreement, paired by row."""
-    block = run.summary["cross_precision"]
+def crossing_table(run: Run, block: dict[str, Any]) -> Table:
+    """Returns what the change of precision does to each disagreement, paired by row. block: `cross_precision`."""
     left, right = block["left"], block["right"]
     rows = []
     for key, one in block.items():

@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from decode.contract import Contract
 from decode.state import State
@@ -15,6 +14,7 @@ from experiments.report.charts import ROLE_COLOURS, SERIES
 from experiments.report.values import words
 from experiments.run.directory import INFORMATION
 from experiments.run.ledger import sha256_file
+from experiments.run.records import Manifest
 from experiments.run.tasks import Task, load_tasks
 from minimodel.errors import InputError
 from minimodel.roles import ROLE_NAMES
@@ -109,7 +109,7 @@ class Texts:
         return bytes(BYTES[c] for c in piece)
 
 
-def read_texts(manifest: dict[str, Any]) -> Texts:
+def read_texts(manifest: Manifest) -> Texts:
     """Reads tokenizer and tasks from where the run had them, if their digests are the manifest's."""
     missing: list[str] = []
     information = manifest.get(INFORMATION, {})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from experiments.run.exits import readable
 from experiments.run.ledger import (
@@ -39,7 +39,7 @@ from minimodel.files import MAX_JSON_BYTES, read_json_object
 MANIFEST, ROWS, TIMING, SUMMARY, REPORT = "manifest.json", "rows.jsonl", "timing.jsonl", "summary.json", "report.md"
 LOCK, PARTIAL = ".lock", "partial"
 BESIDE = ("timing", "row_sha256")  # what a line of a partial ledger holds beside the row
-INFORMATION = "information"  # the one part of a manifest that may differ on resume: paths, commit, command
+INFORMATION: Final = "information"  # the one part of a manifest that may differ on resume: paths, commit, command
 INPUTS = ("source", "left", "right", "tasks", "checkpoint")  # of the information: paths that the command reads
 Keep = Callable[[int, Row, Timing], Any]  # writes the finished row of an index
 

@@ -93,7 +93,7 @@ def _run(plan: Plan, directory: RunDirectory, job: Ranks, quiet: bool) -> int:
         say(f"preflight failed: {one_line(stopped)}; the run in {out} stopped before the remaining rows")
         return GATE_FAILED
     summary = plan.experiment.summarise(read_ledger(out / ROWS)[0])  # read back: a long run need not hold its rows
-    directory.finish(summary, run_report({**directory.manifest}, {**summary}))
+    directory.finish(summary, run_report(directory.manifest, summary))
     for line in plan.experiment.closing(summary) if summary["no_result"] is None else [withheld(summary)]:
         say(line)
     say(f"run: {out}")
