@@ -4,7 +4,7 @@ bits. From saved tensors where both sides have them, else computed again."""
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cache.boundary import SCHEMA as BOUNDARY
 from cache.boundary import Boundary
@@ -19,6 +19,7 @@ from experiments.crosscheck.tensors import Difference, first_step, in_memory
 from experiments.run.directory import Run
 from experiments.run.inputs import left_out
 from experiments.run.ledger import first_unequal
+from experiments.run.records import ArmEntry, Row
 from experiments.run.saving import BOUNDARIES, TRACES, Trace, file_name, require_room
 from minimodel.attention import ATTENTION_KERNELS
 from minimodel.bits import same_bits
@@ -28,8 +29,9 @@ from minimodel.errors import InputError
 from minimodel.load import load_model
 from minimodel.numerics import DEFAULT_THREADS, KERNELS, NumericContract
 
-BITS = ("cache_sha256", "logits_sha256")
-Sides = tuple[dict[str, Any], dict[str, Any]]  # one row or one arm of A and of B
+BITS: tuple[Literal["cache_sha256", "logits_sha256"], ...] = ("cache_sha256", "logits_sha256")
+SUFFIX: dict[Literal["suffix", "margins"], str] = {"suffix": "suffix", "margins": "margins of the suffix"}
+Sides = tuple[Row, Row]  # of A and of B
 TOKEN_BY_TOKEN = ("live", "live_replica", "incremental", "incremental_replica")
 ONE_CALL = ("prefill", "prefill_replica")
 
@@ -183,7 +185,8 @@ def _repeats(rows: Sides, arm: str) -> bool:
     """Whether the arm is a replica identical to its original on both sides: its finding would be the original's."""
     original = arm.removesuffix("_replica")
     pairs = [(row["arms"][arm], row["arms"].get(original, {})) for row in rows]
-    return original != arm and all(a[key] == b.get(key) for a, b in pairs for key in (*BITS, "suffix", "margins"))
+    same = all(a[key] == b.get(key) for a, b in pairs for key in BITS)
+    return original != arm and same and all(a[key] == b.get(key) for a, b in pairs for key in SUFFIX)
 
 
 def _arm_finding(left: Run, right: Run, row: str, arm: str, rerun: Rerun | None) -> Finding | None:
@@ -197,7 +200,7 @@ def _arm_finding(left: Run, right: Run, row: str, arm: str, rerun: Rerun | None)
             saved, pair = True, compare_files(*paths)
             finding.notes += pair.notes
             finding.first, finding.exact_step = pair.first, pair.first is not None and folder == TRACES
-    for name, key in (("suffix", "suffix"), ("margins of the suffix", "margins")):
+    for key, name in SUFFIX.items():
         at = first_unequal(*(side[key] for side in sides))
         if at is not None:
             a, b = (side[key][at] if at < len(side[key]) else "nothing" for side in sides)
@@ -221,7 +224,7 @@ def _arm_finding(left: Run, right: Run, row: str, arm: str, rerun: Rerun | None)
     return finding
 
 
-def _has_bits(arm: dict[str, Any], model: Decoder, boundary: Boundary) -> bool:
+def _has_bits(arm: ArmEntry, model: Decoder, boundary: Boundary) -> bool:
     """Whether a boundary and the suffix that it gives are the arm's."""
     if [arm[key] for key in BITS] != [cache_sha256(boundary.cache), tensor_sha256(boundary.logits)]:
         return False

@@ -248,9 +248,9 @@ class Run:
     """A run directory read back, of any experiment."""
 
     path: Path
-    manifest: dict[str, Any]
-    rows: Mapping[str, dict[str, Any]]  # by identity (`row_key`), in the manifest's order; complete lines only
-    summary: dict[str, Any] | None  # None while a row or the summary is missing
+    manifest: Manifest
+    rows: Mapping[str, Row]  # by identity (`row_key`), in the manifest's order; complete lines only
+    summary: Summary | None  # None while a row or the summary is missing
 
     @property
     def experiment(self) -> str:
@@ -262,8 +262,7 @@ class Run:
 
     def numeric(self) -> list[dict[str, Any]]:
         """Returns the run's numeric contracts, one per dtype or cell."""
-        contracts: list[dict[str, Any]] = self.manifest["numeric"]
-        return contracts
+        return self.manifest["numeric"]
 
     def numeric_of(self, key: str) -> dict[str, Any]:
         """Returns the numeric contract under which row `key` was decoded: that of its cell, named
@@ -301,7 +300,7 @@ def read_run(path: Path) -> Run:
     return Run(path, manifest, {row_key(row): row for row in read}, summary)
 
 
-def read_finished(path: Path) -> tuple[Run, dict[str, Any]]:
+def read_finished(path: Path) -> tuple[Run, Summary]:
     """Reads a run and its summary. InputError also where a row or the summary is missing."""
     run = read_run(path)
     if run.summary is None:

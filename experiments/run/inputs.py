@@ -92,7 +92,7 @@ def _open_bank(path: Path, experiments: tuple[str, ...], command: str) -> tuple[
     firsts = [row for row in rows if row.get("dtype", dtype) == dtype]
     digest = run.ledger_sha256 if matrix else run.manifest["panel"]["bank"]["ledger_sha256"]
     prefixes = tuple(Prefix(row["row"], tuple(row["prefix"]["tokens"])) for row in firsts)
-    bank = Bank(prefixes, path, cast(Manifest, run.manifest), digest)
+    bank = Bank(prefixes, path, run.manifest, digest)
     for prefix, row in zip(prefixes, firsts):
         if prefix.sha256 != row["prefix"]["sha256"]:
             where = f"{path / ROWS} row {row_key(row)}: SHA-256 of the {len(prefix)} prefix tokens"
