@@ -167,7 +167,7 @@ def surface_differences(left: Run, right: Run, dtypes: list[str]) -> list[str]:
     """Returns one line per difference of the two manifests in numerics, versions, checkpoint, tasks, contract, code."""
     sides: list[dict[str, Any]] = []
     for run in (left, right):
-        contracts = [one for one in run.numeric() if one["dtype"] in dtypes]
+        contracts = [one for one in run.manifest["numeric"] if one["dtype"] in dtypes]
         # by dtype where each has one contract, so that a run of one precision meets the same precision of a crossing
         named = {one["dtype"]: one for one in contracts}
         numeric = named if len(named) == len(contracts) else {str(i): one for i, one in enumerate(contracts)}

@@ -91,7 +91,7 @@ def crosscheck_runs(left: Path, right: Path, checkpoint: Path | None, rerun: boo
 
 def _rerun(runs: tuple[Run, Run], given: Path | None) -> tuple[Rerun | None, list[str]]:
     """Returns the checkpoint to rerun, or None and a note why. A given one that does not fit is refused."""
-    numeric, digests = runs[0].numeric()[0], runs[0].manifest.get("checkpoint", {})
+    numeric, digests = runs[0].manifest["numeric"][0], runs[0].manifest.get("checkpoint", {})
     if given is not None:
         return Rerun.of(given, digests, numeric), []
     paths = [Path(str(run.manifest.get(INFORMATION, {}).get("checkpoint", ""))) for run in runs]

@@ -94,7 +94,7 @@ def run_environment(left: Run, right: Run) -> list[str]:
     mine, theirs = (
         {
             "source": run.manifest.get("source", "stage-replay"),
-            "numeric": {str(index): one for index, one in enumerate(run.numeric())},
+            "numeric": {str(index): one for index, one in enumerate(run.manifest["numeric"])},
             "environment": {key: run.manifest.get(key) for key in NOTED},
         }
         for run in (left, right)
@@ -121,7 +121,7 @@ def require_comparable(left: Run, right: Run) -> list[str]:
     """Returns the identities of the rows of both runs, in the left run's order. InputError without such a row, and for
     runs of another checkpoint, contract, dtype or prompt."""
     _require_same(SAME_IN_RUNS, (left.path, left.manifest), (right.path, right.manifest))
-    _require_dtypes(right.path, *([one.get("dtype") for one in run.numeric()] for run in (left, right)))
+    _require_dtypes(right.path, *([one.get("dtype") for one in run.manifest["numeric"]] for run in (left, right)))
     common = [row for row in left.rows if row in right.rows]
     if not common:
         raise InputError(f"{right.path}: expected at least one row of {left.path}, found none")

@@ -43,7 +43,7 @@ def export_runs(paths: Sequence[Path], directory: Path) -> tuple[list[tuple[Path
         files.setdefault(name, []).extend(found)
         keys = [row_key({"row": line["row_id"], "dtype": line.get("precision")}) for line in files[name]]
         require_distinct(keys, f"{run.path}: exported rows")
-    several = {f"matrix-{run.numeric()[0]['dtype']}": run for run in runs if run.experiment == "matrix"}
+    several = {f"matrix-{run.manifest['numeric'][0]['dtype']}": run for run in runs if run.experiment == "matrix"}
     given = {run.experiment: run for run in runs} | several
     missing = [name for name in WHOLE if name not in given]
     documents = {} if missing else {PLAN: plan(given)}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from experiments.run.exits import one_line, readable
+
 
 class Link(NamedTuple):
     """A text that leads to an anchor of the same page."""
@@ -139,5 +141,4 @@ def visible(text: str, lines: bool = False) -> str:
     out, so that user data cannot hide or reorder what stands around it. lines: keeps line breaks and spaces."""
     if text.isprintable():
         return text
-    text = text if lines else " ".join(text.split())
-    return "".join(c if c.isprintable() or (lines and c == "\n") else ascii(c)[1:-1] for c in text)
+    return "\n".join(map(readable, text.split("\n"))) if lines else one_line(text)

@@ -260,18 +260,14 @@ class Run:
     def ledger_sha256(self) -> str:
         return sha256_file(self.path / ROWS)
 
-    def numeric(self) -> list[dict[str, Any]]:
-        """Returns the run's numeric contracts, one per dtype or cell."""
-        return self.manifest["numeric"]
-
     def numeric_of(self, key: str) -> dict[str, Any]:
         """Returns the numeric contract under which row `key` was decoded: that of its cell, named
         DTYPE/ATTENTION/LINEAR, or of its dtype, or the only one."""
-        row, kernels = self.rows[key], ("dtype", "attention", "linear")
+        row, contracts = self.rows[key], self.manifest["numeric"]
         if "cell" in row:
-            fitting = [one for one in self.numeric() if row["cell"] == "/".join(str(one.get(part)) for part in kernels)]
+            fitting = [n for n in contracts if row["cell"] == f"{n['dtype']}/{n.get('attention')}/{n.get('linear')}"]
         else:
-            fitting = [one for one in self.numeric() if row.get("dtype", one["dtype"]) == one["dtype"]]
+            fitting = [n for n in contracts if row.get("dtype", n["dtype"]) == n["dtype"]]
         if len(fitting) != 1:
             raise refuse(f"{self.path / MANIFEST}: numeric", f"one contract of row {key}", f"{len(fitting)} of them")
         return fitting[0]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from decode.contract import Contract
 from decode.state import State
@@ -86,7 +86,7 @@ def _open_bank(path: Path, experiments: tuple[str, ...], command: str) -> tuple[
         raise refuse(f"{path}: experiment", " or ".join(experiments), run.experiment)
     if not summary.get("passed"):
         raise InputError(f"{path}: expected a run whose gates all passed, found failed rows; make it with: {command}")
-    rows, dtype, matrix = list(run.rows.values()), run.numeric()[0]["dtype"], run.experiment == "matrix"
+    rows, dtype, matrix = list(run.rows.values()), run.manifest["numeric"][0]["dtype"], run.experiment == "matrix"
     if matrix and dtype != BANK_DTYPE:
         raise InputError(f"{path}: expected a {BANK_DTYPE} run, found {dtype}; make it with: {MATRIX_COMMAND}")
     firsts = [row for row in rows if row.get("dtype", dtype) == dtype]
