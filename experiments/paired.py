@@ -1,7 +1,5 @@
 """Paired statistics of two sets of per-item results: `python -m experiments.paired LEFT RIGHT`."""
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 from pathlib import Path

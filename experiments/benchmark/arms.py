@@ -42,7 +42,7 @@ SEED = 20260728  # of the workload's tokens
 
 
 class Arm:
-    """One column: our decoder under one pair of kernels. A reference overrides what it does otherwise.
+    """One column: our decoder under one pair of kernels. A reference overrides the methods in which it differs.
 
     model: called as `minimodel.decoder.Decoder` by a `decode.stepper.Stepper`; has its `logits`, `config`, `rules` and
     `numeric`. kernel: our attention kernel that has this arm's bits under linear `plain`.

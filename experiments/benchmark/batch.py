@@ -64,7 +64,7 @@ def decoding(arm: Arm, row: Row) -> Steps[Decoded]:
 
 
 def together(arm: Arm, rows: Sequence[Row], size: int, joint: Decoder) -> list[Decoded]:
-    """Decodes rows, `size` at a time: the next begins where one ends. joint: for `decode.batched.in_flight`."""
+    """Decodes rows, `size` at a time: the next begins where one ends. joint: the decoder of common steps."""
     clock = Progress(1, 0, quiet=True).row("")
     found = dict(in_flight((Job(number, decoding(arm, row), clock) for number, row in enumerate(rows)), size, joint))
     for result in found.values():

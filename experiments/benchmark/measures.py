@@ -89,8 +89,8 @@ def in_turn(
 ) -> Entry:  # fmt: skip
     """Measures every arm in turn and returns one row of benchmark.json. Times are in seconds.
 
-    mask: of the calls whose floor is measured, `calls` of them per sample. size: bytes that a sample must read. tokens:
-    per sample. parts: samples that make a whole; of more than one none is a warm-up.
+    mask: of the calls whose floor is measured. calls: such calls per sample. size: bytes that a sample must read.
+    tokens: tokens per sample. parts: samples that add up to one measurement; with several there is no warm-up round.
     """
     bench.note(name)
     before, bits = load(), {}

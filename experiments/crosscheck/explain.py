@@ -38,7 +38,7 @@ ONE_CALL = ("prefill", "prefill_replica")
 
 @dataclass(frozen=True)
 class Rerun:
-    """A checkpoint on this machine."""
+    """A checkpoint on this machine, with which constructions can be computed again."""
 
     directory: Path
     numeric: Mapping[str, Any]  # the recorded contract whose dtype, device and threads are used

@@ -1,7 +1,5 @@
 """Recomputes every published claim from the released ledgers, and the panels: `python -m experiments.published DIR`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

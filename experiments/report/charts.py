@@ -150,8 +150,8 @@ def _name_rows(axes: "Axes", data: Table) -> None:
 
 
 def dots(name: str, caption: str, data: Table, series: Series, axis_name: str, limits: Point) -> Figure:
-    """Returns a chart of a (value, low, high) per series and row of the table: a mark with its interval. NO_MARK leaves
-    the mark out, and bounds that are nan the interval."""
+    """Returns a chart of a (value, low, high) per series and row of the table: a mark with its interval. NO_MARK draws
+    no mark, and bounds that are nan draw no interval."""
     step = min(0.25, 0.7 / len(series))
 
     def draw(axes: "Axes") -> None:

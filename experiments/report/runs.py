@@ -161,7 +161,7 @@ class ArmPair:
 
     @property
     def before(self) -> int:
-        """Earlier choices of the first arm whose margin is at most `drift`, and at which both arms agreed."""
+        """How many earlier choices of the first arm have a margin of at most `drift`. Both arms agreed at each."""
         earlier = self.row["arms"][self.arms[0]].get("margins", [])[: self.first]
         return sum(margin is not None and margin <= self.drift for margin in earlier)
 

@@ -108,9 +108,9 @@ def selected_logprob(logits: Tensor, token: int) -> float:
 
 @dataclass(frozen=True)
 class Input(Prefix):
-    """A prompt that is generated from in one row."""
+    """A prompt, and how a row continues it."""
 
-    generate: Callable[[int], Steps[Generation]]  # in so many physical copies
+    generate: Callable[[int], Steps[Generation]]  # from the number of physical copies
     derived: Callable[[tuple[int, ...]], str | None]  # the functional record's digest, from tokens and output alone
 
 

@@ -41,7 +41,7 @@ LOCK, PARTIAL = ".lock", "partial"
 BESIDE = ("timing", "row_sha256")  # what a line of a partial ledger holds beside the row
 INFORMATION: Final = "information"  # the one part of a manifest that may differ on resume: paths, commit, command
 INPUTS = ("source", "left", "right", "tasks", "checkpoint")  # of the information: paths that the command reads
-Keep = Callable[[int, Row, Timing], Any]  # writes the finished row of an index
+Keep = Callable[[int, Row, Timing], Any]  # keeps a finished row: its index, the row, its timing
 
 
 @contextmanager
@@ -71,8 +71,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, manifest: Manifest, fresh: bool) -> None:
-        """Creates or reopens the run. InputError, with nothing written, when it is another run or no run, or too large
-        to be read back, or another process holds it.
+        """Creates or reopens the run. InputError, with nothing written, where the path holds another run or other
+        files, the manifest is too large to be read back, or another process holds the run.
         """
         self.path = path
         if fresh and path.exists():

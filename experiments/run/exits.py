@@ -75,7 +75,8 @@ class Ranks:
     def fail(self, code: int) -> bool:
         """Makes the other ranks end with `code`. Returns True for the first to fail, which alone prints an error.
 
-        Not after the end: the launcher stops ranks that are still leaving when rank 0's verdict is a failure.
+        After END it returns False: where rank 0's verdict is a failure, the launcher stops ranks that have not left
+        yet, and these print nothing.
         """
         try:
             first = not self._store.check([END]) and self._store.add(FAILURES, 1) == 1
@@ -265,7 +266,7 @@ def _print_first(job: Ranks | None, code: int, lines: list[str]) -> None:
 def start_again_reproducibly(module: str, fault: CopiesDiffer) -> None:
     """Replaces this process by the same command with MKL's reproducible mode, which is read when torch loads.
 
-    Returns where this process does not run that command alone.
+    Does nothing where this process was not started as `python -m MODULE`.
     """
     from minimodel.selfcheck import REPRODUCIBLE
 

@@ -285,7 +285,7 @@ def open_session(
 
 
 def _other_files(bank: Bank, contract: Contract, checkpoint: Path) -> tuple[str, ...]:
-    """Returns notes on files of another checkpoint that mean the same to the bank's tokens in other bytes.
+    """Returns a note for each file of another checkpoint that differs in bytes and not in its meaning for the tokens.
 
     InputError where vocabulary, merges, delimiter ids, eligible ids, caps, visibility or role offset differ.
     """
