@@ -181,8 +181,8 @@ def side_by_side(runs: Sequence[Run]) -> Section | None:
 
 
 def _compared(run: Run) -> Iterator[Kernels]:
-    """Yields a run's comparisons, and the default and invariant cells of a causes run. Skips transplant runs: their rows
-    were chosen by outcome, or decoded by another checkpoint."""
+    """Yields a run's comparisons, and of a causes run the default and the invariant cells. Skips transplant runs: their
+    rows were chosen by outcome, or decoded by another checkpoint."""
     for pair in pairs(run) if not _recovery(run) else ():
         name = next(f"{n['attention']}/{n['linear']}" for n in run.manifest["numeric"] if n["dtype"] == pair.dtype)
         yield Kernels(run, pair.dtype, name, pair.summary, {t["row"]: t["seconds"] for t in run.timing}, {})
