@@ -11,7 +11,7 @@ LONG = 110
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """(module, one line of its docstring) of every module here and below that is a command, by name.
+    """Yields (module, one line of its docstring) of every module here and below that is a command, by name.
 
     The files are read, not imported: the listing needs no torch and costs no time.
     """
@@ -28,7 +28,7 @@ def _is_command(tree: ast.Module) -> bool:
 
 
 def one_line(docstring: str) -> str:
-    """The docstring's first sentence; where that is long, what stands before its first colon."""
+    """Returns the docstring's first sentence; where that is long, what stands before its first colon."""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
     ends = [place for mark in (". ", "? ") if (place := paragraph.find(mark)) >= 0]
     sentence = paragraph[: min(ends) + 1] if ends else paragraph

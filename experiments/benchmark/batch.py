@@ -40,7 +40,7 @@ class Row(Workload):
 
     @classmethod
     def after(cls, prompt: State, limit: int | None, device: torch.device) -> "Row":
-        """limit: tokens to generate at most; None: to the end of the answer."""
+        """Returns the row of a prompt. limit: tokens to generate at most; None: to the end of the answer."""
         longest = longest_row([prompt])
         most = longest if limit is None else min(longest, len(prompt) + limit)
         return cls(prompt.contract, prompt.tokens, prompt.roles, device, prompt.structure, most)
@@ -171,7 +171,7 @@ def batch(bench: Bench, tasks: Sequence[TaskRow], limit: int | None) -> Entry:
 
 
 def _cell(bench: Bench, key: Key, made: dict[Key, Made], seconds: dict[Key, list[float]]) -> Entry:
-    """One series at one size, beside the same arm at one row and beside the baseline."""
+    """Returns one series at one size, beside the same arm at one row and beside the baseline."""
     own, whole = (key[0].removesuffix(PADDED), 1), spread(seconds[key])  # `whole`: of all rows
     text, bits = (sum(mine[i] != alone[i] for mine, alone in zip(made[key], made[own])) for i in (0, 1))
     return {

@@ -17,7 +17,7 @@ KEYS = ("schema", "machine")  # by which a benchmark.json is recognised as ours
 
 
 def check(directory: Path, fresh: bool) -> None:
-    """InputError where the directory holds files that would not be set aside. Writes nothing."""
+    """Raises InputError where the directory holds files that would not be set aside. Writes nothing."""
     if fresh and directory.exists():
         require_own(directory, DOCUMENT, KEYS)
     elif directory.exists() and any(directory.iterdir()):

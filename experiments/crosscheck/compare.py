@@ -69,7 +69,7 @@ def compare_files(left: Path, right: Path) -> FilePair:
 def _require_same(
     keys: Sequence[str], left: tuple[Path, Mapping[str, Any]], right: tuple[Path, Mapping[str, Any]]
 ) -> None:
-    """InputError, naming the first differing leaves, unless both objects have the same values under `keys`."""
+    """Raises InputError, naming the first differing leaves, unless both objects are equal under `keys`."""
     for key in keys:
         mine, theirs = left[1].get(key), right[1].get(key)
         if mine != theirs:

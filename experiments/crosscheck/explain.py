@@ -86,7 +86,7 @@ class Rerun:
         return trace
 
     def _build(self, model: Decoder, construction: str, tokens: list[int], **more: Any) -> Boundary:
-        """InputError for a construction that needs more than tokens."""
+        """Returns the boundary. InputError for a construction that needs more than tokens."""
         state = State.from_tokens(Contract.load(self.directory), tokens)
         if construction in TOKEN_BY_TOKEN:
             return build_incremental(model, state, **more)
@@ -182,7 +182,7 @@ def explain_row(left: Run, right: Run, row: str, rerun: Rerun | None) -> list[Fi
 
 
 def _repeats(rows: Sides, arm: str) -> bool:
-    """Whether the arm is a replica identical to its original on both sides: its finding would be the original's."""
+    """Returns whether the arm is a replica equal to its original on both sides, whose finding it would repeat."""
     original = arm.removesuffix("_replica")
     pairs = [(row["arms"][arm], row["arms"].get(original, {})) for row in rows]
     same = all(a[key] == b.get(key) for a, b in pairs for key in BITS)
@@ -225,7 +225,7 @@ def _arm_finding(left: Run, right: Run, row: str, arm: str, rerun: Rerun | None)
 
 
 def _has_bits(arm: ArmEntry, model: Decoder, boundary: Boundary) -> bool:
-    """Whether a boundary and the suffix that it gives are the arm's."""
+    """Returns whether a boundary and the suffix that it gives are the arm's."""
     if [arm[key] for key in BITS] != [cache_sha256(boundary.cache), tensor_sha256(boundary.logits)]:
         return False
     suffix = greedy_suffix(model, boundary)

@@ -67,7 +67,7 @@ def _read_passed(path: Path) -> Run:
 
 
 def _csv(lines: Sequence[Line]) -> str:
-    """CSV in the release's spelling: true and false, an empty cell for none, floats in full, CRLF."""
+    """Returns CSV in the release's spelling: true and false, an empty cell for none, floats in full, CRLF."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\r\n")
     writer.writeheader()

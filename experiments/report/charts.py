@@ -96,7 +96,7 @@ def missing() -> str:
 
 
 def _chart(name: str, caption: str, data: Table, height: float, names: Names, draw: Draw) -> Figure:
-    """A figure that `draw` draws on axes about `height` inches high, below a legend of its labelled series."""
+    """Returns a figure that `draw` draws on axes about `height` inches high, below a legend of labelled series."""
 
     def drawn() -> str:
         import matplotlib.figure
@@ -119,7 +119,7 @@ def _chart(name: str, caption: str, data: Table, height: float, names: Names, dr
 
 
 def _inline(text: str) -> str:
-    """matplotlib's SVG file as an element of a page: without size and namespaces, in the page's colours and font."""
+    """Returns matplotlib's SVG as an element of a page: without size and namespaces, in the page's colours and font."""
     text = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'<svg\b[^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1)
     used = set(re.findall(r"#([\w.-]+)", text))  # markers and clip paths; other ids would stand twice in a page

@@ -45,7 +45,7 @@ def rates_figure(name: str, pairs: Sequence[Pair]) -> Figure:
 
 
 def _percent(block: dict[str, Any] | None) -> tuple[float, ...]:
-    """A rate and its interval."""
+    """Returns a rate and its interval in percent."""
     if block is None or block["rate"] is None:
         return NO_MARK
     return tuple(100 * value for value in (block["rate"], *block["wilson_95"]))
@@ -138,7 +138,7 @@ def why_blocks(name: str, pair: Pair) -> list[Block]:
 
 
 def _why_counts(pair: Pair, found: Sequence[ArmPair], free: Sequence[float]) -> Table:
-    """How many first divergences lie within the drift of the row's own boundary logits, beside the base rate."""
+    """Counts first divergences within the drift of the row's own boundary logits, beside the base rate."""
     within = sum(one.margin is not None and one.margin <= one.drift for one in found)
     typical = statistics.median(one.drift for one in found)
     base = sum(margin <= typical for margin in free)
@@ -155,7 +155,7 @@ def _why_counts(pair: Pair, found: Sequence[ArmPair], free: Sequence[float]) -> 
 
 
 def _why_figure(name: str, pair: Pair, found: Sequence[ArmPair], free: Sequence[float]) -> Figure:
-    """Margin over drift, one mark per row and arm; the diagonal separates what the drift can turn from the rest."""
+    """Draws margin over drift, one mark per row and arm; below the diagonal the drift can turn the choice."""
     points = [[(one.drift, m) for one in found if (m := one.margins[k]) is not None] for k in (0, 1)]
     flat = [point for arm in points for point in arm]
     shaded = f"{sum(margin <= drift for drift, margin in flat)} of {len(flat)} marks"

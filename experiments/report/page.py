@@ -79,7 +79,7 @@ def render_html(report: Report) -> tuple[str, dict[str, str]]:
 
 
 def _items(rows: Sequence[RowEntry], runs: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The items of the list of rows, and the script files by path."""
+    """Returns the items of the list of rows, and the script files by path."""
     items, files, held = [], {}, 0
     for number, row in enumerate(rows):
         body, file = _blocks(row.blocks, 3, row.key), ""
@@ -103,7 +103,7 @@ def _escaped(text: str, lines: bool = False) -> str:
 
 
 def _element(tag: str, content: str, **attributes: str) -> str:
-    """An element around HTML; attributes are plain text, an empty one is left out."""
+    """Returns an element around HTML. Attributes are plain text; an empty one is left out."""
     named = [f' {key.strip("_").replace("_", "-")}="{_escaped(value)}"' for key, value in attributes.items() if value]
     return f"<{tag}{''.join(named)}>{content}</{tag}>"
 
@@ -113,7 +113,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _blocks(blocks: Sequence[Block], level: int, within: str) -> str:
-    """Neighbouring figures share a line where the page is wide enough."""
+    """Returns the blocks. Neighbouring figures share a line where the page is wide enough."""
     parts = []
     for drawn, members in itertools.groupby(blocks, lambda block: isinstance(block, kinds.Figure)):
         made = "\n".join(_block(block, level, within) for block in members)
@@ -122,7 +122,7 @@ def _blocks(blocks: Sequence[Block], level: int, within: str) -> str:
 
 
 def _block(block: Block, level: int, within: str) -> str:
-    """One block. within: the title of its section, part of a table's accessible name."""
+    """Returns one block. within: the title of its section, part of a table's accessible name."""
     match block:
         case kinds.Paragraph(text):
             return _element("p", _escaped(text))
@@ -151,7 +151,7 @@ def _block(block: Block, level: int, within: str) -> str:
 
 
 def _passage(passage: kinds.Passage) -> str:
-    """The text under its label, in the colour of its block; the first differing token is a <mark>."""
+    """Returns a text under its label, in the colour of its block; the first differing token is a <mark>."""
     tags = {"mark": "mark", "special": "kbd"}
     pieces = ((span.kind, _escaped(span.text, lines=True)) for span in passage.spans)
     text = "".join(_element(tags[kind], piece) if kind else piece for kind, piece in pieces)

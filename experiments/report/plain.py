@@ -72,7 +72,7 @@ def _text(block: Block) -> str:
 
 
 def _text_passage(passage: kinds.Passage) -> str:
-    """The first differing token stands between >>> and <<<."""
+    """Returns a text under its label; the first differing token stands between >>> and <<<."""
     shown = ((visible(span.text, lines=True), span.kind) for span in passage.spans)
     whole = "".join(f">>>{text}<<<" if kind == "mark" else text for text, kind in shown)
     lines = [piece for line in whole.split("\n") for piece in (textwrap.wrap(line, WIDTH - 4) or [""])]

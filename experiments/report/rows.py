@@ -92,12 +92,12 @@ def row_blocks(run: Run, row: Row, anchor: str) -> list[Block]:
 
 
 def _uncompared(row: Row) -> str:
-    """What a row without compared arms says: an audit's leaves, or nothing."""
+    """Returns what a row without compared arms says: an audit's leaves, or nothing."""
     return f"{row['differing_leaves']} leaves differ" if "differing_leaves" in row else "nothing compared"
 
 
 def _statement(row: Row, pair: ArmPair | None, texts: Texts) -> str:
-    """What happened on this row, in a sentence or three."""
+    """Returns what happened on this row, in one to three sentences."""
     if pair is None:
         return f"No suffixes on this row: {_uncompared(row)}."
     (left, right), first, arms = map(words, pair.arms), pair.first, row["arms"]
@@ -122,7 +122,7 @@ def margin_text(margin: float | None, ulp: float | None) -> str:
 
 
 def _arms_table(arms: dict[str, ArmEntry], pair: ArmPair | None, texts: Texts) -> Table:
-    """Each arm's choice at the first divergence with its margin, and its answer with its score."""
+    """Returns each arm's choice at the first divergence with its margin, and its answer with its score."""
     columns: dict[str, list[str]] = {"arm": list(map(words, arms))}
     columns["tokens"] = [str(len(suffix_of(arm))) for arm in arms.values()]
     if pair is not None and pair.first is not None:
@@ -226,7 +226,7 @@ def divergence_drawing(run: Run, row: Row) -> str:
 
 
 def _lane(texts: Texts, pair: ArmPair, first: int, index: int) -> dict[str, str]:
-    """The texts of one arm: its token, what follows, its margin, and the transplants that follow it."""
+    """Returns the texts of one arm: its token, what follows, its margin, and the transplants that follow it."""
     arms, arm, tokens = pair.row["arms"], pair.arms[index], pair.suffixes[index]
     token, rest = texts.line(tokens[first : first + 1]).strip() or "(ended)", texts.line(tokens[first + 1 :])
     width = 8.4 * len(token) + 20  # of the filled box around the token

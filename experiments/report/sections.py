@@ -109,7 +109,7 @@ def _recovery(run: Run) -> dict[str, Any] | None:
 
 
 def _mixed(runs: Sequence[Run]) -> Iterator[Block]:
-    """A note for each way in which the runs were made differently: environment, code, numeric contract."""
+    """Yields a note for each way in which the runs were made differently: environment, code, numeric contract."""
     for key, what in (("environment", "environments"), ("code_sha256", "versions of the code")):
         count = len({str(run.manifest.get(key)) for run in runs})
         if count > 1:
@@ -197,7 +197,7 @@ def _compared(run: Run) -> Iterator[Kernels]:
 
 
 def _kernels_line(one: Kernels, found: Sequence[Kernels]) -> list[Cell]:
-    """One comparison. Its cost is over the first default run of its experiment and precision that has common rows."""
+    """Returns one comparison's line. Its cost is over the first default run of its kind that has common rows."""
     kind = (one.run.experiment, one.dtype, DEFAULT)
     bases = [base.seconds for base in found if (base.run.experiment, base.dtype, base.name) == kind]
     ratios = [[one.seconds[row] / base[row] for row in one.seconds if row in base] for base in bases]
@@ -243,7 +243,7 @@ def environment(runs: Sequence[Run]) -> Section:
 
 
 def _kinds(caption: str, found: Sequence[tuple[Run, dict[str, Any]]]) -> list[Table]:
-    """Two tables: the fields that differ, one row per different object with its runs; the fields that are equal."""
+    """Returns the fields that differ, one row per different object with its runs, and the fields that are equal."""
     keys = list(dict.fromkeys(key for _, one in found for key in one))
     varying = [key for key in keys if len({str(one.get(key)) for _, one in found}) > 1]
     kinds: dict[str, tuple[dict[str, Any], dict[str, None]]] = {}  # different objects, each with the names of its runs

@@ -213,7 +213,7 @@ def further_tables(runs: Sequence[Run], wanted: Callable[[str], bool]) -> list[B
 
 
 def _records(caption: str, records: Sequence[Any]) -> Table:
-    """A list of objects: one row per object, one column per key. Of other lists one row per item."""
+    """Returns a list of objects with one row per object and one column per key, another list with one row per item."""
     objects = [one if isinstance(one, dict) else {"item": one} for one in records]
     keys = list(dict.fromkeys(key for one in objects for key in one))
     cells = [[dict(entries(one[key])) if key in one else {} for key in keys] for one in objects]
@@ -253,7 +253,7 @@ def causes_blocks(run: Run) -> list[Block]:
 
 
 def _cell(cell: dict[str, Any]) -> list[str]:
-    """One cell of the crossing."""
+    """Returns the line of one cell of the crossing."""
     if not cell["compared_rows"]:
         return ["no rows", *[""] * 5]
     exact, first = f"{cell['cache']['exact_rows']}/{cell['compared_rows']}", cell["first_difference"]["most_common"]
@@ -263,7 +263,7 @@ def _cell(cell: dict[str, Any]) -> list[str]:
 
 
 def _verdicts(run: Run) -> Table:
-    """The frozen rule's verdict per dtype and endpoint."""
+    """Returns the frozen rule's verdict per dtype and endpoint."""
     factors = ("attention", "linear")
     header = ["dtype, endpoint", "rows differing, default", "rows differing, both invariant"]
     header += [f"{factor}: {what}" for factor in factors for what in ("sufficient", "necessary", "differs alone")]

@@ -46,7 +46,7 @@ class Generation:
 
 
 def whole_steps(model: Decoder, prompt: State, copies: int) -> Steps[Generation]:
-    """Ordinary greedy generation from the prompt to the end of the answer. RowFailure when the copies disagree."""
+    """Generates greedily from the prompt to the end of the answer. RowFailure when the copies disagree."""
     contract = prompt.contract
     make_ready(model, contract.rules)
     capacity = contract.prefix_limit(len(prompt)) + contract.suffix_limit()
@@ -63,7 +63,7 @@ def whole_steps(model: Decoder, prompt: State, copies: int) -> Steps[Generation]
 def chat_steps(
     model: Decoder, prompt: Sequence[int], copies: int, stop: Collection[int], limit: int
 ) -> Steps[Generation]:
-    """Plain greedy generation of a stock checkpoint: the prompt in one call, then token by token, over the whole output
+    """Generates greedily with a stock checkpoint: the prompt in one call, then token by token, over the whole output
     head, until a token of `stop` (the last one then) or `limit` tokens. RowFailure when the copies disagree.
     """
     model.numeric.apply()
@@ -99,7 +99,7 @@ def _generation(stepper: Stepper, chosen: Sequence[Chosen]) -> Generation:
 
 
 def selected_logprob(logits: Tensor, token: int) -> float:
-    """logits [B, V] in the model dtype -> natural log-probability of `token` in the first copy.
+    """Returns the natural log-probability of `token` in the first copy. logits: [B, V], model dtype.
 
     The softmax is in float64: the sum over V then rounds far below the difference of two model-dtype logits.
     """

@@ -90,7 +90,7 @@ class RunDirectory:
             raise
 
     def _require_takeable(self) -> None:
-        """InputError unless the path is this run, nothing, or an empty directory, and the manifest can be read back."""
+        """Raises InputError unless the path is this run, nothing, or empty, and the manifest can be read back."""
         path, order, size = self.path / MANIFEST, self.manifest["row_order"], len(_document(self.manifest))
         require_distinct(order, f"{path}: row_order")
         if size > MAX_JSON_BYTES:
@@ -234,7 +234,7 @@ def require_own(path: Path, document: str, keys: tuple[str, ...], lock_name: str
 
 
 def require_same_manifest(wanted: Manifest, path: Path) -> None:
-    """InputError, naming the fields, where `wanted` is not the manifest of the run in `path`, information apart."""
+    """Raises InputError, naming the fields, where the run in `path` has another manifest, information apart."""
     mine, found = json.loads(canonical(wanted)), read_json_object(path / MANIFEST)
     differing = compare_leaves(without(mine, INFORMATION), without(found, INFORMATION)).lines("expected", "found")
     if differing:

@@ -68,7 +68,7 @@ class Ranks:
         return str(self._store_call("get", key).decode("utf-8"))
 
     def check(self) -> None:
-        """RankFailed when another rank has failed."""
+        """Raises RankFailed when another rank has failed."""
         if self._store_call("check", [FAILED]):
             raise RankFailed(int(self._store_call("get", FAILED)))
 
@@ -249,7 +249,7 @@ def _ending(error: Exception) -> tuple[int, str]:
 
 
 def is_allocation(error: Exception) -> bool:
-    """Whether torch could not allocate: OutOfMemoryError on an accelerator, a plain RuntimeError on the CPU."""
+    """Returns whether torch could not allocate: OutOfMemoryError on an accelerator, a plain RuntimeError on the CPU."""
     return isinstance(error, RuntimeError) and (
         type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
     )

@@ -240,8 +240,8 @@ def continued(model: Decoder, boundaries: Mapping[str, Boundary], progress: RowP
 
 
 def replica_exact(left: Arm, right: Arm) -> bool:
-    """Whether a replica pair agrees in functional state, in the bits and geometry of cache and logits, and in the
-    suffix with its margins.
+    """Returns whether a replica pair agrees in functional state, in the bits and geometry of cache and logits, and in
+    the suffix with its margins.
     """
     mine, theirs = left.boundary.named_tensors(), right.boundary.named_tensors()
     return (
@@ -254,16 +254,16 @@ def replica_exact(left: Arm, right: Arm) -> bool:
 
 
 def prefix_holds(arms: Sequence[Arm], tokens: Sequence[int]) -> bool:
-    """Whether exactly these integer tokens, with the roles, positions and mask rows that follow from them alone,
-    entered the decoder for every arm's boundary.
+    """Returns whether exactly these integer tokens, with the roles, positions and mask rows that follow from them
+    alone, entered the decoder for every arm's boundary.
     """
     expected = derived_sha256(arms[0].boundary.state.contract, tokens)
     return all(arm.boundary.record.sha256() == expected and len(arm.boundary.cache) == len(tokens) for arm in arms)
 
 
 def functional_state_holds(arms: Sequence[Arm]) -> bool:
-    """Whether all arms hold one prefix, and what entered the decoder for it and for each arm's suffix follows from the
-    integer tokens alone.
+    """Returns whether all arms hold one prefix, and what entered the decoder for it and for each arm's suffix follows
+    from the integer tokens alone.
     """
     contract, prefix = arms[0].boundary.state.contract, arms[0].boundary.state.tokens
     suffixes = {arm.suffix.tokens for arm in arms}
@@ -276,8 +276,8 @@ def functional_state_holds(arms: Sequence[Arm]) -> bool:
 
 
 def copies_synchronised(arms: Sequence[Arm]) -> bool:
-    """Whether every arm holds two physical copies, which were given the same inputs and agree in every bit of cache
-    and logits. (A suffix whose copies come to differ in a logit or in the cache raises RowFailure.)
+    """Returns whether every arm holds two physical copies, which were given the same inputs and agree in every bit of
+    cache and logits. (A suffix whose copies come to differ in a logit or in the cache raises RowFailure.)
     """
     return all(
         arm.suffix.synchronised
@@ -287,7 +287,7 @@ def copies_synchronised(arms: Sequence[Arm]) -> bool:
 
 
 def storage_disjoint(arms: Sequence[Arm]) -> bool:
-    """Whether no two arms share a byte of K/V or logits."""
+    """Returns whether no two arms share a byte of K/V or logits."""
     return disjoint(*(arm.boundary.tensors() for arm in arms))
 
 

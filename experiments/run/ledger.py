@@ -55,7 +55,7 @@ def row_key(entry: Mapping[str, Any]) -> str:
 
 
 def require_distinct(keys: Sequence[str], where: str) -> None:
-    """InputError where two rows share one identity."""
+    """Raises InputError where two rows share one identity."""
     for key, count in Counter(keys).items():
         if count > 1:
             raise refuse(where, "each row once", key)

@@ -77,7 +77,7 @@ def run(
 
 
 def _run(plan: Plan, directory: RunDirectory, job: Ranks, quiet: bool) -> int:
-    """Rows, summary and report; returns the exit code."""
+    """Decodes the rows, writes summary and report, and returns the exit code."""
     out = directory.path
     held = directory.length + len(directory.waiting)
     progress = Progress(plan.total, held, quiet, job.world_size)

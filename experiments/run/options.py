@@ -157,30 +157,30 @@ dtype_option = click.option(  # required: nothing about the numbers is guessed
 
 
 def dtypes_option(names: Sequence[str], default: Sequence[str], text: str) -> Decorator:
-    """--dtype, which may be repeated."""
+    """Returns --dtype, which may be repeated."""
     kind = click.Choice(names)
     return click.option("--dtype", "dtypes", multiple=True, default=default, show_default=True, type=kind, help=text)
 
 
 def checkpoint_option(name: str = "primary") -> Decorator:
-    """--checkpoint; by default the demo's checkpoint `name`."""
+    """Returns --checkpoint, by default the demo's checkpoint `name`."""
     shown, text = f"the bundled demo's {name}", "An adapted checkpoint directory."
     return _path("--checkpoint", default=DEMO / name, show_default=shown, metavar="DIR", help=text)
 
 
 def out_option(default: str = "NAME-DTYPE") -> Decorator:
-    """--out. default: the directory under runs/, shown in --help."""
+    """Returns --out. default: the directory under runs/, shown in --help."""
     return _path("--out", default=None, metavar="DIR", help=f"The run directory. [default: runs/{default}]")
 
 
 def preflight_option(rows: int) -> Decorator:
-    """--preflight, by default so many rows."""
+    """Returns --preflight, by default so many rows."""
     text = "The first N rows must pass every gate, or the run stops there."
     return _count("--preflight", type=click.IntRange(min=0), default=rows, show_default=True, help=text)
 
 
 def source_option(experiment: str, default: str) -> Decorator:
-    """--source: the finished run that this experiment starts from."""
+    """Returns --source, the finished run that this experiment starts from."""
     text = f"A finished {experiment} run."
     return _path("--source", default=Path("runs") / default, show_default=True, metavar="DIR", help=text)
 
@@ -193,8 +193,8 @@ def with_options(command: Command, options: Sequence[Decorator]) -> Command:
 
 
 def common_options(name: str, preflight: int = 0, checkpoint: str = "primary", tasks: bool = True) -> Decorator:
-    """All shared options but --dtype, for the command experiments.NAME. It receives them as one `options: RunOptions`
-    and returns its exit code. tasks: offer --tasks."""
+    """Adds all shared options but --dtype to the command experiments.NAME. It receives them as one
+    `options: RunOptions` and returns its exit code. tasks: offer --tasks."""
 
     def decorate(command: Command) -> Command:
         @as_command(f"experiments.{name}", resumes=True, ranks=True)

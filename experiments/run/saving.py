@@ -100,7 +100,7 @@ def slot_bytes(config: ModelConfig, dtype: str) -> int:
 
 
 def require_room(config: ModelConfig, dtype: str, slots: int) -> None:
-    """InputError when a trace of so many slots would exceed MAX_TRACE_BYTES, naming the number that fits."""
+    """Raises InputError, naming the number that fits, when so many slots would exceed MAX_TRACE_BYTES."""
     each = slot_bytes(config, dtype)
     if slots * each > MAX_TRACE_BYTES:
         raise InputError(
@@ -136,7 +136,8 @@ class Saving:
         row_order: Iterable[str],
         provenance: Callable[[], Provenance],
     ) -> "Saving":
-        """InputError for a traced row that the run does not have. `provenance` is called only if something is saved."""
+        """Returns what was chosen. InputError for a traced row that is not in `row_order`. `provenance` is called only
+        if something is saved."""
         wanted = frozenset(rows)
         for row in sorted(wanted - set(row_order)):
             raise refuse("--trace", "an id of the tasks", row)
@@ -173,7 +174,7 @@ class Saving:
 
 
 def saving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--save-boundaries, --trace ROW (repeatable), --trace-last N."""
+    """Adds --save-boundaries, --trace ROW (repeatable) and --trace-last N."""
     last = "Traces keep only the last N token slots. [default: all]"
     trace = "Write every numeric step of this row's constructions under traces/; may be repeated."
     boundaries = "Write K, V and logits of every row under boundaries/."

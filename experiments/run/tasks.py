@@ -77,7 +77,7 @@ def json_lines(data: bytes, path: Path, max_line: int = MAX_BYTES) -> Iterator[t
 
 
 def refuse_rows(path: Path, faults: list[str]) -> None:
-    """InputError that lists the faults, if there are any."""
+    """Raises InputError that lists the faults, if there are any."""
     if faults:
         more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         raise InputError(f"{path}: {len(faults)} rows refused: {'; '.join(faults[:SHOWN])}{more}")
