@@ -101,7 +101,7 @@ class Texts:
         return f"[id {token}]" if self.codec.tokenizer.id_to_token(token) is None else None
 
     def _bytes(self, token: int) -> bytes:
-        """Returns a text token's bytes. Byte-level BPE spells each byte as one character; an added token is plain text."""
+        """Returns a text token's bytes. Byte-level BPE spells a byte as one character; an added token is plain text."""
         assert self.codec is not None, "without a tokenizer ids are shown"
         piece = str(self.codec.tokenizer.id_to_token(token))
         if token in self.codec.tokenizer.get_added_tokens_decoder() or not all(c in BYTES for c in piece):
