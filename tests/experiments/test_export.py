@@ -67,7 +67,7 @@ def test_every_number_of_the_claims_stands_in_the_runs_own_summaries(runs, data)
     """Two ways to each number: the claims are computed from the columns, the summaries from the rows."""
     claims = json.loads((data.parent / "paper_claims.json").read_text())
     summaries = {name: summary_of(path) for name, path in runs.items()}
-    assert len(floats(claims)) > 30 and floats(claims) <= floats(summaries)
+    assert len(floats(claims)) > 20 and floats(claims) <= floats(summaries)
     assert not {one + 2**-40 for one in floats(claims)} & floats(summaries), "the control: other last digits"
     for dtype, name in (("bf16", "matrix"), ("fp32", "matrix-fp32")):
         found, summary = claims["matched_live_prefill"][dtype], summaries[name]
