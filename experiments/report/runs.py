@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from experiments.report.texts import Texts, read_texts
 from experiments.run.directory import MANIFEST, TIMING, read_run
@@ -80,7 +80,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         read, timing = read_run(path), path / TIMING
         lines = read_bytes(timing).split(b"\n")[:-1] if timing.exists() else []
         times = fields([parse_json(line, timing) for line in lines if line], list[Timing], timing)
-        rows, summary = list(read.rows.values()), read.summary or {}
+        rows, summary = list(read.rows.values()), cast(Summary, read.summary or {})
         runs.append(Run(path, readable(path.name), anchor, read.manifest, summary, rows, times))
     return runs
 
