@@ -153,10 +153,10 @@ def report_failure(title: str, code: int) -> int:
 
 
 OPTIONS: list[options.Decorator] = [
-    click.option("--out", "root", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
+    click.option("--out", "root", type=options.PATH, default=Path("runs"), show_default=True,
                  metavar="ROOT", help="Parent of all runs."),
     options.checkpoint_option(),
-    click.option("--later", type=click.Path(path_type=Path), default=options.DEMO / "later", metavar="DIR",
+    click.option("--later", type=options.PATH, default=options.DEMO / "later", metavar="DIR",
                  show_default="the bundled demo's", help="The checkpoint of the replication."),
     options.TASKS,
     options.LIMIT,
