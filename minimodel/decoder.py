@@ -19,7 +19,7 @@ from minimodel.errors import refuse
 from minimodel.layers import SILU_KERNELS, RotaryEmbedding, apply_rotary_pos_emb, rms_norm
 from minimodel.linear import LINEAR_KERNELS, Projections
 from minimodel.numerics import NumericContract
-from minimodel.roles import NUM_ROLES, RoleRules, causal_mask, check_ids, check_mask, check_shape
+from minimodel.roles import NUM_ROLES, RoleRules, causal_mask, check_ids, check_mask
 
 Observe = Callable[[str, Tensor], None]
 Record = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], None]  # input_ids, roles, position_ids, mask
@@ -146,11 +146,8 @@ class Decoder:
         `attend` appends to the caches, applies the masks and calls the attention kernel. key_length is S, the largest
         one where several requests step together.
         """
-        for name, ids in (("roles", roles), ("position_ids", position_ids)):
-            if ids is not None:
-                check_shape(name, ids, *input_ids.shape)
         note = noting(observe)
-        largest = check_ids("position_ids", position_ids, self.config.max_position_embeddings)
+        largest = check_ids("position_ids", position_ids, self.config.max_position_embeddings, input_ids.shape)
         hidden_states = note("embed", self.embed(input_ids, roles))  # [B, T, E]
         # a caller may give positions beyond S; on an accelerator, where `largest` is -1, they must be below S
         cos, sin = self.rotary_emb(position_ids, max(key_length, largest + 1))  # [B, T, 1, D] each
@@ -168,7 +165,7 @@ class Decoder:
         inputs_embeds = F.embedding(input_ids, self.embed_tokens)  # [B, T, E]
         if roles is None or self.role_embedding is None:
             return inputs_embeds
-        check_ids("roles", roles, NUM_ROLES)
+        check_ids("roles", roles, NUM_ROLES, input_ids.shape)
         return inputs_embeds + F.embedding(roles + self.rules.role_offset, self.role_embedding)  # [B, T, E]
 
     def layer(self, i: int, hidden_states: Tensor, cos: Tensor, sin: Tensor, attend: Attend, note: Note) -> Tensor:

@@ -99,17 +99,14 @@ def check_mask(mask: Tensor | None, batch: int, length: int, key_length: int) ->
         raise refuse("attention mask shape", f"[{batch}, 1, {length}, {key_length}]", list(mask.shape))
 
 
-def check_shape(name: str, ids: Tensor, batch: int, length: int) -> None:
-    """InputError unless the ids are [B or 1, T]: a single column would be taken for every token."""
-    if tuple(ids.shape) not in ((batch, length), (1, length)):
-        raise refuse(f"{name} shape", f"[{batch}, {length}]", list(ids.shape))
-
-
-def check_ids(name: str, ids: Tensor, limit: int) -> int:
+def check_ids(name: str, ids: Tensor, limit: int, shape: tuple[int, ...] | None = None) -> int:
     """Returns the largest id. InputError unless all are from 0 to limit - 1: indexing reads negative ones backwards.
 
-    On an accelerator nothing is checked and -1 is returned: reading a value back would wait for the device every step.
+    shape: [B, T]; InputError unless the ids are [B or 1, T], as a single column would be taken for every token. On an
+    accelerator no value is checked and -1 is returned: reading one back would wait for the device every step.
     """
+    if shape is not None and tuple(ids.shape) not in (tuple(shape), (1, shape[1])):
+        raise refuse(f"{name} shape", str(list(shape)), list(ids.shape))
     if ids.device.type != "cpu" or ids.numel() == 0:
         return -1
     low, high = (int(bound) for bound in torch.aminmax(ids))
