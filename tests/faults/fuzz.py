@@ -26,7 +26,7 @@ import torch
 from decode import Contract, State
 from minimodel import NumericContract, load_model, safetensors_file
 from minimodel.errors import InputError
-from tests.faults.forked import in_child
+from tests.faults.forked import in_child, limit_memory
 from tests.faults.mutate import MUTATORS, mutate_kind
 from tests.tiny import split_into_shards, write_checkpoint
 
@@ -125,9 +125,8 @@ def watch_reads(directory: Path) -> list[str]:
 
 def run_batch(bases: Bases, seed: int, indices: range, log: Path) -> int:
     """In a child: opens the inputs one by one and logs each line by line, so that the parent can name the last one."""
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # what the parent held is the child's from the start
-    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY_BYTES, held + MEMORY_BYTES))
+    limit_memory(MEMORY_BYTES)
     seconds = CPU_SECONDS + len(indices) // 20
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     outside = watch_reads(bases.root / "input")

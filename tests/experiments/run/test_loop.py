@@ -19,9 +19,9 @@ from experiments.run.experiment import gate
 from experiments.run.ledger import lock, seal
 from experiments.run.loop import CACHES, batch_size, free_bytes
 from tests.experiments.run.conftest import ROWS
-from tests.experiments.run.jobs import die_at, forbid, require_same, run_job, sharded, stop_at_row, there
+from tests.experiments.run.jobs import die_at, forbid, require_same, run_job, sharded, there
 from tests.experiments.runs import call, command_module, inputs, ledger, manifest_of, run, summary_of
-from tests.faults.forked import CRASHED, limit_file_size, one_error
+from tests.faults.forked import CRASHED, limit_file_size, one_error, stop_after_rows
 from tests.helpers import refused
 
 BF16 = ["--dtype", "bf16"]
@@ -168,7 +168,7 @@ def test_a_killed_rank_loses_nothing_and_any_number_of_ranks_goes_on(small, alon
     for victim, rows, held in ((1, [2, 2, 1], 5), (0, [1, 1], 7)):
 
         def stop(rank, victim=victim, rows=rows, held=held):
-            stop_at_row(rows[rank], lambda: die_at(out, held) if rank == victim else signal.pause())
+            stop_after_rows(rows[rank], lambda: die_at(out, held) if rank == victim else signal.pause())
 
         job = sharded(small, out, len(rows), before=stop)
         assert job.code == job.codes[victim] == 128 + signal.SIGKILL
@@ -176,20 +176,20 @@ def test_a_killed_rank_loses_nothing_and_any_number_of_ranks_goes_on(small, alon
         assert job.errors()[0] == "interrupted" and len(job.errors()) == 2
         assert f"resume with: torchrun --nproc-per-node {len(rows)} -m experiments.matrix --dtype" in job.errors()[1]
         assert len(there(out)) == held
-    ended = small.run(out, before=lambda: stop_at_row(2, forbid))
+    ended = small.run(out, before=lambda: stop_after_rows(2, forbid))
     assert ended.code == 0 and "7 rows are already there and kept" in ended.stderr
     require_same(out, alone)
 
 
 def test_ranks_go_on_where_one_process_stopped(small, alone, tmp_path):
     out = tmp_path / "run"
-    ended = small.run(out, before=lambda: stop_at_row(4, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    ended = small.run(out, before=lambda: stop_after_rows(4))
     assert ended.code == 130 and len(there(out)) == 4
     job = sharded(small, out, 2)
     assert job.code == 0 and "4 rows are already there and kept" in job.stderr[0]
     require_same(out, alone)
     # a finished run is summed up again, decoding nothing; --fresh sets it aside
-    assert sharded(small, out, 3, before=lambda rank: stop_at_row(0, forbid)).code == 0
+    assert sharded(small, out, 3, before=lambda rank: stop_after_rows(0, forbid)).code == 0
     require_same(out, alone)
     assert sharded(small, out, 2, "--fresh").code == 0
     require_same(out, alone)
@@ -253,7 +253,7 @@ def stopped_job(small, tmp_path_factory):
     out = tmp_path_factory.mktemp("stopped") / "run"
 
     def stop(rank):
-        stop_at_row(2, signal.pause if rank else lambda: die_at(out, 6))
+        stop_after_rows(2, signal.pause if rank else lambda: die_at(out, 6))
 
     assert sharded(small, out, 3, "--preflight", 0, before=stop).code == 137 and len(there(out)) == 6
     return out
