@@ -18,8 +18,3 @@ class ModelConfig:
     rope_theta: float
     max_position_embeddings: int
     tie_word_embeddings: bool
-
-    @property
-    def num_key_value_groups(self) -> int:
-        """Query heads that share one key/value head: H // H_kv."""
-        return self.num_attention_heads // self.num_key_value_heads

@@ -156,7 +156,8 @@ def invariance_fault(numeric: NumericContract, config: ModelConfig) -> str:
 
 def _chunks(config: ModelConfig) -> list[tuple[int, int]]:
     """Returns (start, stop) of each part: single tokens, and chunks across edges of row tiles and key blocks."""
-    full = {max(1, tile // config.num_key_value_groups) for tile in ROW_TILES}  # tokens that fill a tile
+    groups = config.num_attention_heads // config.num_key_value_heads  # query heads per key/value head
+    full = {max(1, tile // groups) for tile in ROW_TILES}  # tokens that fill a tile
     singles = [0, 5, 6, 37, KEY_BLOCK - 1, KEY_BLOCK, LENGTH - 1]  # token 5 may attend to nothing
     widths = sorted({min(width, LENGTH - 3) for width in {2, 3, 33} | full | {tokens + 1 for tokens in full}} - {1})
     return [(i, i + 1) for i in singles] + [(3, 3 + w) for w in widths] + [(KEY_BLOCK - 7, LENGTH), (0, LENGTH)]

@@ -47,9 +47,9 @@ def test_keys_that_say_the_same(change, same):
 def test_sizes_and_derived_head_size():
     """With 14 query heads over 2: onnx/onnx 7274 (case 7); over 4 they are refused below."""
     config = read()
-    assert (config.hidden_size, config.head_dim, config.num_key_value_groups) == (128, 32, 2)
+    assert (config.hidden_size, config.head_dim) == (128, 32)
     assert read(head_dim=16).head_dim == 16 and read(head_dim=None).head_dim == 32
-    assert read(num_attention_heads=14, num_key_value_heads=2, hidden_size=448).num_key_value_groups == 7
+    assert read(num_attention_heads=14, num_key_value_heads=2, hidden_size=448).head_dim == 32
 
 
 NO_BASE = "config.json: rope_theta|positive number"
