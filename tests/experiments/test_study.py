@@ -165,7 +165,7 @@ def test_a_study_from_nothing_interrupted_and_resumed(study, tmp_path):
 @pytest.mark.slow
 def test_the_demo_end_to_end(tmp_path):
     """Every experiment on the bundled demo, from nothing: what each one is for holds there on any machine."""
-    done = command("experiments.study", "--limit", 3, "--quiet", "--out", tmp_path, cwd=tmp_path)
+    done = command("experiments.study", "--limit", 3, "--jobs", 2, "--quiet", "--out", tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/summary.json")}
     assert {title.split("-")[0] for title in found} >= set(ORDER) - {"carrier"}, "carrier runs where a row diverges"
