@@ -21,7 +21,7 @@ SCHEMA = "stage-replay-boundary-v1"
 
 @dataclass(frozen=True)
 class Boundary:
-    """The state right after merge's opening delimiter, in storage of its own. Whatever decodes on works on a copy."""
+    """The state right after merge's opening delimiter, in storage of its own. Decoding continues on a copy."""
 
     construction: str  # "live", "incremental", "prefill", "prefill_in_calls_of_N" or a transplant's name
     state: State

@@ -114,7 +114,7 @@ def run_steps(steps: Sequence[Step], quiet: bool, jobs: int, seconds: dict[Path,
                     if sys.stderr.isatty() or not quiet:
                         click.echo(f"== {step.out.name}", err=True)
                     running[step.out] = subprocess.Popen(step.command()), time.monotonic()
-            time.sleep(POLL_SECONDS if running else 0)
+            time.sleep(POLL_SECONDS)
             for out in [out for out, (process, _) in running.items() if process.poll() is not None]:
                 if (code := ended(out)) == INTERRUPTED:
                     raise KeyboardInterrupt

@@ -54,7 +54,7 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
     try:
         require_plain_file(path)
         with open(path, "rb") as file:
-            data = file.read(limit + 1)  # the size is not asked first: the file may grow
+            data = file.read(limit + 1)  # not by its size beforehand: the file may grow meanwhile
             if len(data) > limit:
                 size = max(path.stat().st_size, len(data))
                 raise InputError(f"{path}: expected at most {limit} bytes, found {size}")

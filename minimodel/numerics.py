@@ -80,8 +80,9 @@ class NumericContract:
         _check_device(device)
         short = next((name for name, parts in KERNELS.items() if parts == pair), "/".join(pair))
         # a frozen dataclass refuses `self.dtype = dtype`
-        chosen = {"dtype": dtype, "device": device, "kernels": short, "threads": threads}
-        vars(self).update(chosen, reduced_precision=reduced_precision)
+        vars(self).update(
+            dtype=dtype, device=device, kernels=short, threads=threads, reduced_precision=reduced_precision
+        )
 
     @property
     def attention(self) -> str:

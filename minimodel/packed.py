@@ -2,8 +2,8 @@
 
 In BF16 and FP16 the packed call is used only for row counts at which a check found F.linear's bits: 2 rows may pass
 where 1 row takes another path in the library. At any other row count the weight is unpacked and F.linear is called. In
-FP32 the packed call adds in another order than F.linear. So FP32 `packed` is a numeric contract of its own, never the
-default, and uses the packed call at every row count.
+FP32 the packed call sums in another order than F.linear. So FP32 `packed` has other bits than `plain`: it is never the
+default, is recorded by name, and makes the packed call at every row count.
 
 Only the packed copy is kept, unless something else refers to the plain one, as the embedding does to a tied head.
 

@@ -35,7 +35,7 @@ POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{DI
 
 def write_report(report: Report, out: Path) -> Path:
     """Writes report.md, its drawings under figures/, report.html and its row files; returns the page's path. InputError
-    for the directory of a run, which has a report.md of its own."""
+    where `out` is a run directory, whose own report.md would be overwritten."""
     if (out / MANIFEST).exists():
         raise InputError(f"{out}: expected a directory that is no run, found {MANIFEST}; choose another --out")
     drawn = {f"{FIGURES}/{figure.name}.svg": figure.svg for figure in _figures(report.blocks)}

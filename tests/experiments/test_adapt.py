@@ -82,13 +82,15 @@ def test_the_working_directory_is_not_replaced(tmp_path, monkeypatch, spelling):
 def test_a_snapshot_of_the_hub_cache_is_a_base(tmp_path):
     """hf download puts every file under blobs/ and fills snapshots/REVISION with links to them."""
     base, model = write_base(tmp_path / "base"), tmp_path / "hub" / "models--a--b"
+    plain = adapted(base, tmp_path / "plain")
     snapshot, blobs = model / "snapshots" / "0a1b", model / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     for path in base.iterdir():
         path.rename(blobs / f"blob-of-{path.name}")
         (snapshot / path.name).symlink_to(f"../../blobs/blob-of-{path.name}")
-    adapted(snapshot, tmp_path / "out")
+    out = adapted(snapshot, tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {p.name: p.read_bytes() for p in plain.iterdir()}
     (snapshot / "config.json").unlink()
     (tmp_path / "config.json").write_bytes((blobs / "blob-of-config.json").read_bytes())
     (snapshot / "config.json").symlink_to(tmp_path / "config.json")

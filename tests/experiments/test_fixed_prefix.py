@@ -203,7 +203,7 @@ def test_a_source_that_changed_since_is_another_run(study, finished, tmp_path):
 
 
 def with_prefix(study, target, part):
-    """A copy of the matrix run whose first row has another prefix, with the digest of its own tokens."""
+    """Returns a copy of the matrix run in which the first row has another prefix and that prefix's digest."""
 
     def change(rows):
         tokens = rows[0]["prefix"]["tokens"][part]

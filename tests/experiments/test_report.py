@@ -162,7 +162,7 @@ def test_an_experiment_never_heard_of_is_reported_whole(reported, tmp_path):
     bad = altered(reported[0], tmp_path / "novel", experiment="novelty")
     kept = {key: summary_of(bad)[key] for key in ("dtype", "rows", "passed", "failed_rows", "gates")}
     share = {"count": 1, "n": 4, "rate": 0.25, "wilson_95": [0.0456, 0.6994]}
-    more = {"sites": {"layer 0": {"donor": share}}, "list": [{"a": 1, "b": None}, {"a": 2.5}], "note": "as <b>told</b>"}
+    more = {"sites": {"layer 0": {"donor": share}}, "list": [{"a": 1, "b": None}, {"a": 2.5}], "note": "in <b>bold</b>"}
     more |= {"score": {"correct": 1, "n": 4}, "pairs": [[1, [2]], [3]]}
     more |= {"effect": {"difference_points": 1.0, "bootstrap_95": [-3.5, 5.5], "bootstrap_note": None, "p": 0.5}}
     (bad / "summary.json").write_text(json.dumps({"experiment": "novelty", **kept, **more}))
@@ -171,7 +171,7 @@ def test_an_experiment_never_heard_of_is_reported_whole(reported, tmp_path):
     assert page.tables["Sites"][1] == ["layer 0, donor", "1/4 = 25.0 % [4.6, 69.9]"]
     assert page.tables["list, novel"] == [["a", "b"], ["1", "none"], ["2.5", ""]]
     values = dict(page.tables["Values"][1:])
-    assert values["note"] == "as <b>told</b>" and values["score"] == "1/4", values
+    assert values["note"] == "in <b>bold</b>" and values["score"] == "1/4", values
     assert page.tables["pairs, novel"] == [["item"], ["1 1; 2 2"], ["3"]]
     assert values["effect"] == "+1.0 points, 95 % [-3.5, +5.5]; p 0.5", values
 

@@ -14,7 +14,7 @@ from tests.faults.fuzz import Bases, fuzz, watch_reads
 def require_sound(findings, inputs):
     assert findings.faults == []
     assert findings.inputs == inputs
-    assert findings.peak_bytes < 2 << 30
+    assert findings.peak_bytes < 1 << 30  # half of the limit under which an input is opened
     files = {name for name, _ in findings.outcomes}
     assert {"config.json", "contract.json", "tokenizer.json", "model.safetensors.index.json"} <= files
     for name in files:  # neither does everything pass, nor is everything refused, or the inputs would show nothing
